@@ -1,0 +1,216 @@
+"""The settings file: TOML in, typed and validated values out. Nothing else reads it.
+
+Every key is documented in deploy/settings.example.toml. A key that does not exist or a value that is not allowed raises
+SettingsError, whose text is one line: which key, what was given, what is allowed.
+"""
+
+import os
+import re
+import tomllib
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from spawner.core.model import Mode
+
+__all__ = ["Settings", "SettingsError", "load", "locate"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used; the text is one line for the operator."""
+
+
+def _size(value: object) -> int:
+    """Bytes from 512M, 4G and the like, or from a plain number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        match = re.fullmatch(r"(\d+)([KMGT])i?B?", str(value))
+        if match is None:
+            raise ValueError('allowed is a size such as "512M" or "4G"')
+        number = int(match[1]) << {"K": 10, "M": 20, "G": 30, "T": 40}[match[2]]
+    if not 0 < number <= 1 << 50:
+        raise ValueError('allowed is a size above 0, such as "512M" or "4G"')
+    return number
+
+
+def _duration(value: object) -> int:
+    """Seconds from 30m, 8h, 3d."""
+    match = re.fullmatch(r"(\d+)([smhd])", str(value))
+    if match is None or int(match[1]) == 0:
+        raise ValueError('allowed is a duration such as "30m", "8h" or "3d"')
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _origin(value: str) -> str:
+    """An http(s) origin without a path, as browsers see it."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise ValueError("allowed is an address such as https://hub.example.org")
+    return value.rstrip("/")
+
+
+def _absolute(value: Path) -> Path:
+    """Relative paths count from the repository, not from where a command was typed."""
+    return value if value.is_absolute() else ROOT / value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Duration = Annotated[int, BeforeValidator(_duration)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Place = Annotated[Path, AfterValidator(_absolute)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HubSettings(_Section):
+    """The hub itself."""
+
+    name: Label = "gpucampus"
+    public_url: Origin = "http://localhost:8000"
+    hub_port: Port = 8081
+    proxy_api_port: Port = 8001
+    language: Literal["en", "zh"] = "en"
+    servers_per_person: Annotated[int, Field(ge=1, le=100)] = 3
+
+
+class NetworkSettings(_Section):
+    """The bridge that the containers are on."""
+
+    name: Label = "gpucampus"
+    bridge: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,14}$")] = "gpucampus0"
+    subnet: IPv4Network = IPv4Network("172.30.0.0/20")
+
+    @property
+    def gateway(self) -> str:
+        """The host's own address on the bridge: where containers reach the hub."""
+        return str(next(self.subnet.hosts()))
+
+
+class SignInSettings(_Section):
+    """The university's OpenID Connect provider."""
+
+    issuer: Origin
+    client_id: Annotated[str, Field(min_length=1)]
+    client_secret_file: Place
+    title: Annotated[str, Field(min_length=1, max_length=60)] = "University account"
+    username_claim: Annotated[str, Field(min_length=1)] = "preferred_username"
+    groups_claim: Annotated[str, Field(min_length=1)] = "groups"
+    admin_groups: tuple[str, ...] = ()
+
+
+class RoleSettings(_Section):
+    """What the members of some groups may ask for."""
+
+    groups: Annotated[tuple[str, ...], Field(min_length=1)]
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    modes: tuple[Mode, ...] = (Mode.NONE,)
+    memory: Size = 4 << 30
+    default_memory: Size = 2 << 30
+    cpus: Annotated[float, Field(gt=0, le=1024)] = 2.0
+    max_runtime: Duration = 8 * 3600
+    idle: Duration = 3600
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RoleSettings":
+        if self.default_memory > self.memory:
+            raise ValueError("default_memory is larger than memory; allowed is at most memory")
+        if self.gpus == 0 and any(mode is not Mode.NONE for mode in self.modes):
+            raise ValueError('modes names GPU modes but gpus is 0; allowed is modes = ["none"]')
+        return self
+
+
+class HomeSettings(_Section):
+    """Where homes are, and the range that uids are allotted from."""
+
+    root: Place = Path(".state/homes")
+    uid_min: Annotated[int, Field(ge=1000, le=2_000_000_000)] = 200_000
+    uid_max: Annotated[int, Field(ge=1000, le=2_000_000_000)] = 299_999
+
+    @model_validator(mode="after")
+    def _range(self) -> "HomeSettings":
+        if self.uid_max < self.uid_min:
+            raise ValueError("uid_max is below uid_min; allowed is uid_min or more")
+        return self
+
+
+class GPUSettings(_Section):
+    """How GPUs are found and given to containers."""
+
+    inventory: Literal["nvml", "none"] = "nvml"
+    injection: Literal["nvidia", "cdi", "nodes"] = "nvidia"
+    library: Place | None = None
+    device_dir: Place = Path("/dev")
+    files: dict[str, str] = {}
+    simulated: bool = False
+
+
+class ContainerSettings(_Section):
+    """Limits that every container gets, whatever its role."""
+
+    pids: Annotated[int, Field(ge=64, le=100_000)] = 512
+    shm: Size = 1 << 30
+    tmp: Size = 1 << 30
+    tmp_inodes: Annotated[int, Field(ge=1000, le=10_000_000)] = 100_000
+    nofile: Annotated[int, Field(ge=1024, le=1_048_576)] = 65_536
+    start_timeout: Duration = 120
+    stop_timeout: Duration = 10
+
+
+class Settings(_Section):
+    """The whole file."""
+
+    version: Literal[1]
+    state: Place = Path(".state")
+    catalog: Place = Path("images/catalog.toml")
+    hub: HubSettings = HubSettings()
+    network: NetworkSettings = NetworkSettings()
+    sign_in: SignInSettings
+    roles: Annotated[dict[Label, RoleSettings], Field(min_length=1)]
+    homes: HomeSettings = HomeSettings()
+    gpus: GPUSettings = GPUSettings()
+    containers: ContainerSettings = ContainerSettings()
+    config_dir: Place | None = None
+
+
+def locate() -> Path:
+    """The settings file's path: GPUCAMPUS_SETTINGS, else ./settings.toml, else what `make run` wrote for the demo."""
+    named = os.environ.get("GPUCAMPUS_SETTINGS")
+    if named:
+        return Path(named)
+    own = ROOT / "settings.toml"
+    return own if own.exists() else Path(os.environ.get("GPUCAMPUS_STATE", ROOT / ".state")) / "settings.toml"
+
+
+def load(path: Path | None = None) -> Settings:
+    """Read and validate the settings file; SettingsError says in one line what is wrong."""
+    path = path or locate()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML ({error})") from error
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_one_line(error)}") from error
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"{key} is not a setting"
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
