@@ -54,7 +54,6 @@ class Code(StrEnum):
     GPU_UNHEALTHY = "gpu-unhealthy"
     NO_GPUS = "no-gpus"
     MEMORY_RANGE = "memory-range"
-    CPUS_RANGE = "cpus-range"
     OPTION_UNKNOWN = "option-unknown"
     OPTION_TYPE = "option-type"
     OPTIONS_TOO_LARGE = "options-too-large"
@@ -66,7 +65,6 @@ class Code(StrEnum):
     HOME_NOT_FOLDER = "home-not-folder"
     HOME_UNAVAILABLE = "home-unavailable"
     ENGINE_UNKNOWN = "engine-unknown"
-    SERVER_EXISTS = "server-exists"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

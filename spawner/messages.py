@@ -1,0 +1,194 @@
+"""Codes and numbers in, the sentence that a person reads out; English and Chinese.
+
+A sentence says what happened, why, and what to do. Core decides with codes and never holds prose, so that every text
+that people read about a start, a refusal or an end stands in this file.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from spawner.core.exits import End, EndCode
+from spawner.core.model import GIB, Code, Refusal
+
+__all__ = ["Language", "Phase", "TEXTS", "ended", "phase", "sentence", "size"]
+
+Language = Literal["en", "zh"]
+
+
+class Phase(StrEnum):
+    """The steps of a start, as the person who waits is told of them."""
+
+    CHECKED = "checked"
+    HOME = "home"
+    PLACED = "placed"
+    CREATED = "created"
+    STARTED = "started"
+    ANSWERS = "answers"
+
+
+TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
+    Code.GPUS_LEASED: {
+        "en": "No GPU is free for you: {leased} of {exist} are leased and you asked for {asked}. "
+        "Try again later, or start without a GPU.",
+        "zh": "没有空闲的 GPU：共 {exist} 个，已租出 {leased} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
+    },
+    Code.GPU_ENTITLEMENT: {
+        "en": "You asked for {asked} GPU(s) and hold {held}; your role allows {allowed} over all your servers. "
+        "Stop another server or ask for fewer.",
+        "zh": "您请求 {asked} 个 GPU，已持有 {held} 个；您的角色在所有服务器上合计最多 {allowed} 个。请停止其他服务器或减少请求。",
+    },
+    Code.ROLE_MISSING: {
+        "en": "Your account is in none of the groups that may start a server here. Ask the operator to add you.",
+        "zh": "您的账号不属于任何可以启动服务器的组。请联系管理员。",
+    },
+    Code.MODE_NOT_ALLOWED: {
+        "en": "Your role ({role}) may not hold GPUs in the mode {mode}. Choose another option.",
+        "zh": "您的角色（{role}）不能以 {mode} 模式使用 GPU。请选择其他选项。",
+    },
+    Code.MODE_NOT_OFFERED: {
+        "en": "GPUs are not offered in the mode {mode} here. Choose whole GPUs or none.",
+        "zh": "此处不提供 {mode} 模式的 GPU。请选择整块 GPU 或不使用 GPU。",
+    },
+    Code.VARIANT_UNKNOWN: {
+        "en": "There is no image variant {variant}. Choose one of those on the start page.",
+        "zh": "没有名为 {variant} 的镜像。请在启动页面上选择。",
+    },
+    Code.VARIANT_NOT_ALLOWED: {
+        "en": "Your role may not use the image variant {variant}. Choose one of those on the start page.",
+        "zh": "您的角色不能使用镜像 {variant}。请在启动页面上选择。",
+    },
+    Code.VARIANT_NOT_BUILT: {
+        "en": "The image variant {variant} is not on this machine yet. Choose another, or ask the operator to build it.",
+        "zh": "镜像 {variant} 尚未在本机构建。请选择其他镜像，或联系管理员。",
+    },
+    Code.DRIVER_TOO_OLD: {
+        "en": "The image variant {variant} needs the NVIDIA driver {needed} or newer; here is {driver}. Choose an older variant.",
+        "zh": "镜像 {variant} 需要 NVIDIA 驱动 {needed} 或更新；本机为 {driver}。请选择较旧的镜像。",
+    },
+    Code.ARCHITECTURE: {
+        "en": "The image variant {variant} has no code for these GPUs (compute capability {capability}). Choose another variant.",
+        "zh": "镜像 {variant} 不支持这里的 GPU（计算能力 {capability}）。请选择其他镜像。",
+    },
+    Code.GPU_UNHEALTHY: {
+        "en": "Too few GPUs are in order: {unhealthy} of {exist} are out of service and you asked for {asked}. The operator has to look at them.",
+        "zh": "可用的 GPU 不足：共 {exist} 个，{unhealthy} 个停用，您请求 {asked} 个。需要管理员处理。",
+    },
+    Code.NO_GPUS: {
+        "en": "You asked for {asked} GPU(s) and no machine here has more than {exist} whole ones. Ask for fewer.",
+        "zh": "您请求 {asked} 个 GPU，而这里的机器最多有 {exist} 个完整的 GPU。请减少请求。",
+    },
+    Code.MEMORY_RANGE: {
+        "en": "You asked for {asked_gib} GiB of memory; allowed is {least_gib} to {most_gib} GiB. Choose a size in that range.",
+        "zh": "您请求 {asked_gib} GiB 内存；允许的范围是 {least_gib} 到 {most_gib} GiB。",
+    },
+    Code.OPTION_UNKNOWN: {
+        "en": "There is no option {option}. Allowed are variant, mode, gpus and memory.",
+        "zh": "没有选项 {option}。允许的选项是 variant、mode、gpus 和 memory。",
+    },
+    Code.OPTION_TYPE: {
+        "en": "The option {option} is not usable: allowed is {allowed}.",
+        "zh": "选项 {option} 无效：允许的是 {allowed}。",
+    },
+    Code.OPTIONS_TOO_LARGE: {
+        "en": "The options are too large: allowed are {most} bytes. Send only variant, mode, gpus and memory.",
+        "zh": "选项过大：最多 {most} 字节。请只发送 variant、mode、gpus 和 memory。",
+    },
+    Code.NAME_INVALID: {
+        "en": "The user name {name} cannot be used here: allowed are a to z, 0 to 9, dot, dash and underscore, "
+        "up to {most} characters, a letter first. Ask the operator for another account name.",
+        "zh": "用户名 {name} 无法使用：允许 a-z、0-9、点、短横和下划线，最多 {most} 个字符，以字母开头。请联系管理员更换账号名。",
+    },
+    Code.PERSON_UNKNOWN: {
+        "en": "{name} has never signed in here, so there is no home to start a server with. Let them sign in once first.",
+        "zh": "{name} 从未在此登录，因此没有主目录。请先登录一次。",
+    },
+    Code.PERSON_CONFLICT: {
+        "en": "The account name {name} belongs to another person's home. Nothing was started; ask the operator to look at it.",
+        "zh": "账号名 {name} 对应的主目录属于另一个人。未启动任何服务；请联系管理员。",
+    },
+    Code.UIDS_EXHAUSTED: {
+        "en": "Every user number from {least} to {most} is in use. The operator has to widen homes.uid_max in the settings.",
+        "zh": "从 {least} 到 {most} 的用户编号都已用完。管理员需要在设置中调大 homes.uid_max。",
+    },
+    Code.HOME_OWNER: {
+        "en": "Your home belongs to user number {owner} instead of {uid}. Nothing was changed; ask the operator to look at it.",
+        "zh": "您的主目录属于用户编号 {owner} 而不是 {uid}。未做任何更改；请联系管理员。",
+    },
+    Code.HOME_NOT_FOLDER: {
+        "en": "Your home {home} is not a plain folder. Nothing was changed; ask the operator to look at it.",
+        "zh": "您的主目录 {home} 不是普通文件夹。未做任何更改；请联系管理员。",
+    },
+    Code.HOME_UNAVAILABLE: {
+        "en": "Home storage is not available ({why}). Your files are safe; please try again later.",
+        "zh": "主目录存储不可用（{why}）。您的文件是安全的；请稍后再试。",
+    },
+    Code.ENGINE_UNKNOWN: {
+        "en": "The container engine does not answer, so nothing was started. Running servers are not affected; please try again in a minute.",
+        "zh": "容器引擎没有响应，因此未启动任何服务。正在运行的服务器不受影响；请稍后再试。",
+    },
+    EndCode.OUT_OF_MEMORY: {
+        "en": "Your server was ended because it used all of its {memory_gib} GiB of memory. Start it again with more memory, or use less.",
+        "zh": "您的服务器用尽了 {memory_gib} GiB 内存而被终止。请用更多内存重新启动，或减少使用。",
+    },
+    EndCode.KILLED: {
+        "en": "Your server was killed from outside. Your files are safe; start it again.",
+        "zh": "您的服务器被外部终止。您的文件是安全的；请重新启动。",
+    },
+    EndCode.STOPPED: {"en": "Your server was stopped. Your files are safe.", "zh": "您的服务器已停止。您的文件是安全的。"},
+    EndCode.NOT_STARTED: {
+        "en": "Your server could not be started: {error} (status {status}). The operator has to look at it.",
+        "zh": "您的服务器无法启动：{error}（状态 {status}）。需要管理员处理。",
+    },
+    EndCode.FAILED: {
+        "en": "Your server ended by itself with status {status}. Start it again; if it happens again, tell the operator.",
+        "zh": "您的服务器以状态 {status} 自行结束。请重新启动；若再次发生，请联系管理员。",
+    },
+    EndCode.FINISHED: {"en": "Your server ended by itself. Start it again.", "zh": "您的服务器自行结束。请重新启动。"},
+    EndCode.EXPIRED: {
+        "en": "Your server reached the end of its time and was stopped. Your files are safe; start it again.",
+        "zh": "您的服务器已到时限并被停止。您的文件是安全的；请重新启动。",
+    },
+    EndCode.GONE: {
+        "en": "Your server was removed from outside. Your files are safe; start it again.",
+        "zh": "您的服务器被外部移除。您的文件是安全的；请重新启动。",
+    },
+    Phase.CHECKED: {"en": "Your choice is allowed: {variant}, {memory_gib} GiB of memory.", "zh": "选择有效：{variant}，{memory_gib} GiB 内存。"},
+    Phase.HOME: {"en": "Your home is ready.", "zh": "主目录已就绪。"},
+    Phase.PLACED: {"en": "You hold {gpus} GPU(s){simulated}.", "zh": "您持有 {gpus} 个 GPU{simulated}。"},
+    Phase.CREATED: {"en": "The container is made.", "zh": "容器已创建。"},
+    Phase.STARTED: {"en": "The container runs; waiting for JupyterLab.", "zh": "容器已运行；正在等待 JupyterLab。"},
+    Phase.ANSWERS: {"en": "JupyterLab answers.", "zh": "JupyterLab 已响应。"},
+}
+
+
+def sentence(refusal: Refusal, language: Language = "en") -> str:
+    """Say a refusal."""
+    return _say(refusal.code, dict(refusal.params), language)
+
+
+def ended(end: End, language: Language = "en") -> str:
+    """Say why a server ended."""
+    return _say(end.code, dict(end.params), language)
+
+
+def phase(step: Phase, language: Language = "en", **params: str | int | float) -> str:
+    """Say how far a start has come."""
+    return _say(step, params, language)
+
+
+def size(number: float) -> str:
+    """Bytes as GiB with as few digits as needed: 1, 1.5, 0.25."""
+    return f"{number / GIB:.2f}".rstrip("0").rstrip(".")
+
+
+def _say(code: StrEnum, params: Mapping[str, str | int | float], language: Language) -> str:
+    """Fill a text. Sizes in bytes are also offered as `<name>_gib`; a value that is missing shows as a question mark."""
+    values: dict[str, str | int | float] = dict(params)
+    values |= {f"{key}_gib": size(value) for key, value in params.items() if isinstance(value, int | float)}
+    return TEXTS[code][language].format_map(_Missing(values))
+
+
+class _Missing(dict[str, str | int | float]):
+    def __missing__(self, key: str) -> str:
+        return "?"
