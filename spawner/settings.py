@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from spawner.core.model import Mode
+from spawner.core.entitlements import Role
+from spawner.core.limits import ContainerDefaults
+from spawner.core.model import Entitlement, Mode
 
 __all__ = ["Settings", "SettingsError", "load", "locate"]
 
@@ -180,6 +182,33 @@ class Settings(_Section):
     gpus: GPUSettings = GPUSettings()
     containers: ContainerSettings = ContainerSettings()
     config_dir: Place | None = None
+
+    def entitlement_roles(self) -> tuple[Role, ...]:
+        """The roles as the rules know them, in the order of the file."""
+        return tuple(
+            Role(
+                name=name,
+                groups=role.groups,
+                entitlement=Entitlement(
+                    role=name,
+                    gpus=role.gpus,
+                    modes=role.modes,
+                    memory_bytes=role.memory,
+                    default_memory_bytes=role.default_memory,
+                    cpus=role.cpus,
+                    max_runtime_s=role.max_runtime,
+                    idle_s=role.idle,
+                ),
+            )
+            for name, role in self.roles.items()
+        )
+
+    def container_defaults(self) -> ContainerDefaults:
+        """The limits that do not depend on a role."""
+        part = self.containers
+        return ContainerDefaults(
+            pids=part.pids, shm_bytes=part.shm, tmp_bytes=part.tmp, tmp_inodes=part.tmp_inodes, nofile=part.nofile
+        )
 
 
 def locate() -> Path:
