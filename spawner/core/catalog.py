@@ -105,7 +105,7 @@ def runs_on(variant: Variant, driver: str, compute_capability: int) -> Refusal |
     if any(code // 10 == compute_capability // 10 and code <= compute_capability for code in variant.architectures):
         return None
     built = ", ".join(_dotted(code) for code in sorted(variant.architectures))
-    return Refusal.of(Code.ARCHITECTURE, variant=variant.name, gpu=_dotted(compute_capability), built=built)
+    return Refusal.of(Code.ARCHITECTURE, variant=variant.name, capability=_dotted(compute_capability), built=built)
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ import re
 
 from spawner.core.model import Code, Refusal
 
-__all__ = ["NAME_RULE", "SLUG_LENGTH", "check_name", "printable", "server_slug"]
+__all__ = ["NAME_LENGTH", "NAME_RULE", "SLUG_LENGTH", "check_name", "printable", "server_slug"]
 
+NAME_LENGTH = 32
 NAME_RULE = r"[a-z][a-z0-9._-]{0,31}"
 SLUG_LENGTH = 40
 
@@ -39,7 +40,7 @@ def check_name(raw: str) -> Refusal | None:
     """
     if _NAME.fullmatch(raw) and ".." not in raw:
         return None
-    return Refusal.of(Code.NAME_INVALID, name=printable(raw))
+    return Refusal.of(Code.NAME_INVALID, name=printable(raw), most=NAME_LENGTH)
 
 
 def server_slug(name: str) -> str:

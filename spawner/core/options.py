@@ -22,6 +22,7 @@ MAX_GPUS = 1024  # well-typed, not allowed: the entitlement decides that
 MAX_MEMORY_BYTES = 1 << 50
 
 _KEYS = ("variant", "mode", "gpus", "memory")
+_ALLOWED_OBJECT = '{"variant": "cpu", "mode": "none", "gpus": 0, "memory": "4G"}'
 _SIZE = re.compile(r"([1-9][0-9]{0,15})(?:([KMGT])(?:i?B)?)?")
 _SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _FORM_NUMBER = re.compile(r"[0-9]{1,4}")
@@ -40,24 +41,24 @@ class Choice:
 def parse_choice(raw: object, *, default_variant: str) -> Choice | Refusal:
     """Turn the user options of the API or the form into a choice, or refuse them.
 
-    Missing keys have defaults: the default variant, no GPU, the role's memory. The param `expected` of an OPTION_TYPE
-    refusal is one of object, json, text, mode, whole-number, size, gpus-for-mode.
+    Missing keys have defaults: the default variant, no GPU, the role's memory. The param `allowed` of an OPTION_TYPE
+    refusal is by example, so that it reads the same in every language.
     """
     refusal = _check_shape(raw)
     if refusal is not None or not isinstance(raw, dict):
-        return refusal or _wrong_type("options", raw, "object")
+        return refusal or _wrong_type("options", raw, _ALLOWED_OBJECT)
     variant = raw.get("variant", default_variant)
     mode = _mode(raw.get("mode", Mode.NONE.value))
     gpus = raw.get("gpus", 0)
     memory = parse_size(raw["memory"]) if "memory" in raw else None
     if not isinstance(variant, str):
-        return _wrong_type("variant", variant, "text")
+        return _wrong_type("variant", variant, '"cpu"')
     if mode is None:
-        return _wrong_type("mode", raw["mode"], "mode")
+        return _wrong_type("mode", raw["mode"], ", ".join(Mode))
     if refusal := _check_gpus(gpus, mode):
         return refusal
     if memory is None and "memory" in raw:
-        return _wrong_type("memory", raw["memory"], "size")
+        return _wrong_type("memory", raw["memory"], '"512M", "4G"')
     return Choice(variant=variant, mode=mode, gpus=gpus, memory_bytes=memory)
 
 
@@ -95,8 +96,14 @@ def from_form(formdata: dict[str, list[str]]) -> dict[str, object]:
     return raw
 
 
-def check_choice(choice: Choice, catalog: Catalog, entitlement: Entitlement, roles: Iterable[str]) -> Variant | Refusal:
-    """Give the chosen variant where the person may have what they chose, else say which rule refuses it."""
+def check_choice(
+    choice: Choice, catalog: Catalog, entitlement: Entitlement, roles: Iterable[str], *, held: int = 0
+) -> Variant | Refusal:
+    """Give the chosen variant where the person may have what they chose, else say which rule refuses it.
+
+    `held` is the number of GPUs that the person's servers hold now and is only said, not judged: the arbiter counts
+    leases in the step that places.
+    """
     variant = catalog.get(choice.variant)
     if variant is None:
         known = ", ".join(item.name for item in catalog.variants)
@@ -104,7 +111,7 @@ def check_choice(choice: Choice, catalog: Catalog, entitlement: Entitlement, rol
     if not catalogs.allowed(variant, roles):
         return Refusal.of(Code.VARIANT_NOT_ALLOWED, variant=variant.name, role=entitlement.role)
     if choice.gpus > entitlement.gpus:
-        return Refusal.of(Code.GPU_ENTITLEMENT, asked=choice.gpus, most=entitlement.gpus, role=entitlement.role)
+        return Refusal.of(Code.GPU_ENTITLEMENT, asked=choice.gpus, held=held, allowed=entitlement.gpus)
     if choice.mode not in entitlement.modes:
         allowed = ", ".join(entitlement.modes)
         return Refusal.of(Code.MODE_NOT_ALLOWED, mode=choice.mode.value, allowed=allowed, role=entitlement.role)
@@ -119,7 +126,7 @@ def _check_shape(raw: object) -> Refusal | None:
     try:
         size = len(json.dumps(raw))
     except (TypeError, ValueError, RecursionError):
-        return Refusal.of(Code.OPTION_TYPE, option="options", given=type(raw).__name__, expected="json")
+        return Refusal.of(Code.OPTION_TYPE, option="options", given=type(raw).__name__, allowed=_ALLOWED_OBJECT)
     if size > MAX_OPTIONS_BYTES:
         return Refusal.of(Code.OPTIONS_TOO_LARGE, bytes=size, most=MAX_OPTIONS_BYTES)
     for key in raw if isinstance(raw, dict) else ():
@@ -130,9 +137,9 @@ def _check_shape(raw: object) -> Refusal | None:
 
 def _check_gpus(gpus: object, mode: Mode) -> Refusal | None:
     if type(gpus) is not int or not 0 <= gpus <= MAX_GPUS:  # bool is an int to isinstance
-        return _wrong_type("gpus", gpus, "whole-number")
+        return _wrong_type("gpus", gpus, f"0, 1, 2 ... {MAX_GPUS}")
     if (mode is Mode.NONE) != (gpus == 0):
-        return _wrong_type("gpus", gpus, "gpus-for-mode")
+        return _wrong_type("gpus", gpus, "none = 0, exclusive >= 1")
     return None
 
 
@@ -140,6 +147,6 @@ def _mode(value: object) -> Mode | None:
     return next((mode for mode in Mode if isinstance(value, str) and mode.value == value), None)
 
 
-def _wrong_type(option: str, given: object, expected: str) -> Refusal:
+def _wrong_type(option: str, given: object, allowed: str) -> Refusal:
     shown = printable(json.dumps(given, ensure_ascii=False))
-    return Refusal.of(Code.OPTION_TYPE, option=option, given=shown, expected=expected)
+    return Refusal.of(Code.OPTION_TYPE, option=option, given=shown, allowed=allowed)
