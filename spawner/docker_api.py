@@ -1,0 +1,337 @@
+"""The container engine: the only module that speaks to Docker.
+
+- Calls run in threads of their own lanes, each with a time limit: a hanging stop or pull never holds up a start or a poll.
+- Four answers are told apart: done, `EngineSaysGone` (404), `EngineRefuses` (another 4xx: our fault, and nothing was
+  done), `EngineUnknown` (5xx, time-out, refused connection: something may have happened, so every lease stays).
+- `StateCache` follows the engine's events, so that asking whether a server runs costs nothing. An entry leaves it only
+  on the engine's word: a destroy event, or a 404 for that very container. A listing alone never removes one, since it
+  may be older than a container that was just made.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Any, Literal
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import DeviceRequest, IPAMConfig, IPAMPool
+from docker.utils import kwargs_from_env
+
+from spawner.core.exits import Final
+from spawner.core.ledger import LABEL, Container
+
+__all__ = [
+    "Engine",
+    "EngineInfo",
+    "EngineRefuses",
+    "EngineSaysGone",
+    "EngineUnknown",
+    "StateCache",
+    "device_request",
+    "list_containers_once",
+]
+
+Lane = Literal["control", "slow"]
+LOG = logging.getLogger(__name__)
+CONTROL_THREADS = 16
+SLOW_THREADS = 8
+CONTROL_LIMIT_S = 30.0
+PULSE_S = 15.0
+_OURS = {"label": LABEL + "lease"}
+_ENDED = frozenset({"exited", "dead"})
+
+
+class EngineUnknown(Exception):  # noqa: N818 - a state of knowledge, not an error of ours
+    """The engine did not answer, or answered that it is in trouble: whether the call had an effect is not known."""
+
+
+class EngineSaysGone(Exception):  # noqa: N818
+    """The engine knows no such thing (404)."""
+
+
+class EngineRefuses(Exception):  # noqa: N818
+    """The engine turned the call down (4xx) and did nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the engine says of itself and its machine."""
+
+    name: str
+    version: str
+    memory_bytes: int
+    cpus: int
+    limits_memory: bool
+
+
+class StateCache:
+    """The containers that carry a lease label, by id, as the last words of the engine have it."""
+
+    def __init__(self) -> None:
+        self._containers: dict[str, Container] = {}
+        self.fresh = False
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._containers.values()))
+
+    def put(self, container: Container) -> None:
+        """Note a container that the engine told of."""
+        self._containers[container.id] = container
+
+    def drop(self, container_id: str) -> None:
+        """Forget a container that the engine says is gone."""
+        self._containers.pop(container_id, None)
+
+    def get(self, container_id: str) -> Container | None:
+        """Find a container by its id."""
+        return self._containers.get(container_id)
+
+    def by_lease(self, lease_id: str) -> Container | None:
+        """Find the container of a lease."""
+        return next((c for c in self._containers.values() if c.labels.get(LABEL + "lease") == lease_id), None)
+
+    def merge(self, listing: list[Container]) -> list[str]:
+        """Take in a listing; returns the ids that it lacks, which are to be asked for one by one."""
+        for container in listing:
+            self.put(container)
+        listed = {container.id for container in listing}
+        return [known for known in self._containers if known not in listed]
+
+    def apply(self, event: Mapping[str, Any]) -> str | None:
+        """Take in one event; returns the id of a container that ended."""
+        action, actor = str(event.get("Action", "")), event.get("Actor", {})
+        container_id, attributes = str(actor.get("ID", "")), actor.get("Attributes", {})
+        if action == "destroy":
+            self.drop(container_id)
+            return None
+        state = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}.get(action)
+        if state is None:
+            return None
+        known = self.get(container_id)
+        labels = known.labels if known else {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
+        name = known.name if known else str(attributes.get("name", ""))
+        self.put(Container(id=container_id, name=name, state=state, labels=labels))
+        return container_id if state in _ENDED else None
+
+
+class Engine:
+    """One Docker Engine, by DOCKER_HOST or the usual socket."""
+
+    def __init__(self, *, limit_s: float = CONTROL_LIMIT_S) -> None:
+        self.limit_s = limit_s
+        self.cache = StateCache()
+        self._lanes: Mapping[Lane, ThreadPoolExecutor] = {
+            "control": ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="engine-control"),
+            "slow": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="engine-slow"),
+        }
+        self._client: docker.APIClient | None = None
+        self._client_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pulse: asyncio.Task[None] | None = None
+        self._listed = asyncio.Event()
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> docker.APIClient:
+        """The client; the first use asks the engine for its version and must not be on the event loop."""
+        with self._client_lock:
+            if self._client is None:
+                self._client = _new_client(self.limit_s)
+            return self._client
+
+    async def raw(self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of docker-py; its own exceptions pass, a time-out is EngineUnknown."""
+        limit = limit_s or self.limit_s
+        future = asyncio.get_running_loop().run_in_executor(
+            self._lanes[lane], lambda: getattr(self.client, method)(*args, **kwargs)
+        )
+        try:
+            # the thread goes on after a time-out; the client's own limit ends it
+            return await asyncio.wait_for(future, limit)
+        except TimeoutError as error:
+            raise EngineUnknown(f"{method} did not answer within {limit:.0f} s") from error
+
+    async def call(self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of docker-py; failures are one of the three kinds of this module."""
+        try:
+            return await self.raw(method, *args, lane=lane, limit_s=limit_s, **kwargs)
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise _kind_of(error, method) from error
+
+    async def info(self) -> EngineInfo:
+        """Ask the engine for its name, version, size and whether it can limit memory at all."""
+        info = await self.call("info")
+        return EngineInfo(
+            name=info["Name"],
+            version=info["ServerVersion"],
+            memory_bytes=info["MemTotal"],
+            cpus=info["NCPU"],
+            limits_memory=bool(info["MemoryLimit"]),
+        )
+
+    async def image_id(self, reference: str) -> str | None:
+        """The id of an image that is on this machine, else None."""
+        try:
+            return str((await self.call("inspect_image", reference))["Id"])
+        except EngineSaysGone:
+            return None
+
+    async def final(self, container_id: str) -> Final | None:
+        """How a container ended, or None while it runs."""
+        found = await self.call("inspect_container", container_id)
+        state = found["State"]
+        if state["Running"]:
+            return None
+        return Final(
+            exit_code=state["ExitCode"],
+            oom_killed=state["OOMKilled"],
+            error=state["Error"],
+            memory_bytes=found["HostConfig"]["Memory"],
+        )
+
+    async def address(self, container_id: str, network: str) -> str:
+        """A container's address on our bridge; empty while it has none."""
+        found = await self.call("inspect_container", container_id)
+        return str(found["NetworkSettings"]["Networks"].get(network, {}).get("IPAddress", ""))
+
+    async def ensure_network(self, name: str, bridge: str, subnet: IPv4Network) -> None:
+        """Make our bridge where it is missing: no container-to-container traffic, a fixed name and subnet."""
+        try:
+            found = await self.call("inspect_network", name)
+        except EngineSaysGone:
+            pool = IPAMPool(subnet=str(subnet), gateway=str(next(subnet.hosts())))
+            await self.call(
+                "create_network",
+                name,
+                driver="bridge",
+                ipam=IPAMConfig(pool_configs=[pool]),
+                options={"com.docker.network.bridge.name": bridge, "com.docker.network.bridge.enable_icc": "false"},
+                labels={LABEL + "project": "gpucampus"},
+            )
+            return
+        subnets = [pool.get("Subnet") for pool in found["IPAM"]["Config"]]
+        closed = found["Options"].get("com.docker.network.bridge.enable_icc") == "false"
+        if subnets != [str(subnet)] or not closed:
+            raise EngineRefuses(
+                f"the Docker network {name} is not ours: it has the subnet {', '.join(map(str, subnets))}"
+                f"{'' if closed else ' and lets containers reach each other'}. Remove it, or set another network.name."
+            )
+
+    # -- following the engine --------------------------------------------------------------------------------------
+
+    def follow(self, on_end: Callable[[str], None]) -> None:
+        """Start to follow the engine; `on_end` is called on the event loop with the id of each container that ended."""
+        loop = asyncio.get_running_loop()
+
+        def apply(event: Mapping[str, Any]) -> None:
+            ended = self.cache.apply(event)
+            if ended:
+                on_end(ended)
+
+        def post(event: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(apply, event)
+
+        threading.Thread(target=self._read_events, args=(post, loop), name="engine-events", daemon=True).start()
+        self._pulse = asyncio.create_task(self._keep_listing(on_end))
+
+    async def listed(self, timeout_s: float) -> bool:
+        """Wait until the engine has been listed once; False when that takes too long."""
+        try:
+            await asyncio.wait_for(self._listed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def refresh(self, on_end: Callable[[str], None]) -> None:
+        """List the engine's containers; those that are missing are asked for one by one before they are dropped."""
+        try:
+            listing = [_container(row) for row in await self.call("containers", all=True, filters=_OURS)]
+            for container_id in self.cache.merge(listing):
+                try:
+                    await self.call("inspect_container", container_id)
+                except EngineSaysGone:
+                    self.cache.drop(container_id)
+        except (EngineUnknown, EngineRefuses) as error:
+            if self.cache.fresh:
+                LOG.warning("The container engine does not answer; every lease stays as it is (%s)", error)
+            self.cache.fresh = False
+            return
+        if not self.cache.fresh:
+            LOG.info("The container engine answers: %d containers with leases", len(listing))
+        self.cache.fresh = True
+        self._listed.set()
+        for container in listing:
+            if container.state in _ENDED:
+                on_end(container.id)
+
+    def close(self) -> None:
+        """Stop following; calls under way end by their limits."""
+        self._closing.set()
+        if self._pulse:
+            self._pulse.cancel()
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep_listing(self, on_end: Callable[[str], None]) -> None:
+        """List now and then: what the event stream missed is found within PULSE_S, and a hung engine is noticed."""
+        while True:
+            await self.refresh(on_end)
+            await asyncio.sleep(PULSE_S if self.cache.fresh else 1.0)
+
+    def _read_events(self, post: Callable[[Mapping[str, Any]], None], loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread: read events for ever. `since` closes the gap between two subscriptions."""
+        since, pause = int(time.time()) - 1, 0.2
+        while not self._closing.is_set() and not loop.is_closed():
+            try:
+                client = _new_client(None)
+                filters = {"type": "container", **_OURS}
+                for line in client.events(since=since, filters=filters, decode=True):
+                    since, pause = int(line.get("time", since)), 0.2
+                    post(line)
+            except (DockerException, requests.RequestException, OSError, json.JSONDecodeError) as error:
+                LOG.debug("The event stream broke: %s", error)
+            except RuntimeError:  # the event loop is closed: the hub ends
+                return
+            self._closing.wait(pause)
+            pause = min(pause * 2, 5.0)
+
+
+def device_request(driver: str, ids: tuple[str, ...], capabilities: list[list[str]]) -> DeviceRequest:
+    """Build one request by ids: Count stays 0, since the engine refuses both and a count always picks the first GPU."""
+    return DeviceRequest(driver=driver, count=0, device_ids=list(ids), capabilities=capabilities)
+
+
+def list_containers_once() -> list[Container]:
+    """List the containers with a lease, for the command line; EngineUnknown where no engine answers."""
+    try:
+        client = _new_client(CONTROL_LIMIT_S)
+        return [_container(row) for row in client.containers(all=True, filters=_OURS)]
+    except (DockerException, requests.RequestException, OSError) as error:
+        raise _kind_of(error, "list") from error
+
+
+def _new_client(limit_s: float | None) -> docker.APIClient:
+    return docker.APIClient(version="auto", timeout=limit_s, max_pool_size=CONTROL_THREADS + SLOW_THREADS, **kwargs_from_env())
+
+
+def _container(row: Mapping[str, Any]) -> Container:
+    name = (row.get("Names") or ["/"])[0].lstrip("/")
+    return Container(id=row["Id"], name=name, state=row["State"], labels=dict(row.get("Labels") or {}))
+
+
+def _kind_of(error: Exception, method: str) -> Exception:
+    if isinstance(error, NotFound):
+        return EngineSaysGone(str(error.explanation))
+    if isinstance(error, APIError) and error.response is not None and error.response.status_code < 500:
+        return EngineRefuses(f"{method}: {error.explanation}")
+    text = error.explanation if isinstance(error, APIError) else error
+    return EngineUnknown(f"{method}: {text}")
