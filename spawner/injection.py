@@ -14,8 +14,14 @@ from spawner.settings import GPUSettings
 
 __all__ = ["NO_GPUS", "CDIInjection", "Injected", "Injection", "NodesInjection", "NvidiaInjection", "injection_for"]
 
-# what an image or a person could set to widen or bend the grant; always written by us
-NO_GPUS: Mapping[str, str] = {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "", "CUDA_VISIBLE_DEVICES": ""}
+# What an image or a person could set to widen or bend the grant is always written by us; None takes it out of the image.
+NO_GPUS: Mapping[str, str | None] = {
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "NVIDIA_DRIVER_CAPABILITIES": "",
+    "CUDA_VISIBLE_DEVICES": "",
+    "CUDA_DEVICE_ORDER": None,
+    "LD_PRELOAD": None,
+}
 _DRIVER_PARTS = "compute,utility"
 
 
@@ -25,7 +31,7 @@ class Injected:
 
     host_config: Mapping[str, Any] = field(default_factory=dict)
     mounts: tuple[Mapping[str, Any], ...] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(NO_GPUS))
+    environment: Mapping[str, str | None] = field(default_factory=lambda: dict(NO_GPUS))
 
 
 class Injection(Protocol):
@@ -89,6 +95,12 @@ def injection_for(settings: GPUSettings) -> Injection:
     return NodesInjection(device_dir=str(settings.device_dir), files=settings.files)
 
 
-def _granted(visible: str) -> dict[str, str]:
+def _granted(visible: str) -> dict[str, str | None]:
     """Environment of a container with GPUs; CUDA numbers them as nvidia-smi does."""
-    return {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": _DRIVER_PARTS, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {
+        "NVIDIA_VISIBLE_DEVICES": visible,
+        "NVIDIA_DRIVER_CAPABILITIES": _DRIVER_PARTS,
+        "CUDA_VISIBLE_DEVICES": None,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "LD_PRELOAD": None,
+    }
