@@ -1,0 +1,205 @@
+"""The SQL record of persons: who has which uid and which home, assigned once and for ever.
+
+What must hold, whatever happens at the same time and in whatever order people sign in:
+
+- one `sub` has one uid and one home for ever; one uid, one home and one hub name belong to one `sub`;
+- a hub name that somebody else's record holds is refused, never taken over: account names get reused, and the new
+  person must not get the old one's home;
+- a uid that is in use below the homes root is never allotted again, even where this database was lost.
+
+A home's name is the uid in decimal digits. A folder named after the account would have to be renamed with it, and
+would let a hostile account name choose a path; a number can do neither.
+
+The methods block; the hub calls them in a worker thread.
+"""
+
+import os
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from spawner.core.model import Code, Person, Refusal
+from spawner.core.names import printable
+
+__all__ = ["Base", "Records", "RecordsError"]
+
+_ATTEMPTS = 32  # each lost race means that somebody else got a uid, so this many must win first
+_BUSY_TIMEOUT_S = 10
+
+
+class RecordsError(RuntimeError):
+    """The database cannot be used as it is; the text is one line for the operator."""
+
+
+class Base(DeclarativeBase):
+    """The tables as the code knows them; the migrations make them."""
+
+    metadata = sa.MetaData(naming_convention={"uq": "uq_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"})
+
+
+class _PersonRow(Base):
+    __tablename__ = "person"
+
+    sub: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    uid: Mapped[int] = mapped_column(sa.BigInteger(), unique=True)
+    hub_name: Mapped[str] = mapped_column(sa.String(255), unique=True)
+    home: Mapped[str] = mapped_column(sa.String(255), unique=True)
+    created: Mapped[datetime] = mapped_column(sa.DateTime(timezone=True))
+
+    def person(self) -> Person:
+        return Person(sub=self.sub, uid=self.uid, hub_name=self.hub_name, home=self.home)
+
+
+class Records:
+    """An open database with the newest schema. Safe to use from several threads and processes."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> "Records":
+        """Open the database and bring its schema up to date; RecordsError where that cannot be."""
+        parsed = sa.make_url(url)
+        try:
+            if parsed.get_backend_name() == "sqlite":
+                engine = _sqlite(parsed)
+            else:
+                engine = sa.create_engine(parsed, pool_pre_ping=True)
+            _migrate(engine)
+        except (OSError, sa.exc.SQLAlchemyError) as error:
+            reason = str(error).splitlines()[0]
+            raise RecordsError(f"records {parsed.render_as_string(hide_password=True)}: {reason}") from error
+        return cls(engine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def person_by_name(self, hub_name: str) -> Person | None:
+        """Find the person who has this account name now."""
+        return self._find(_PersonRow.hub_name == hub_name)
+
+    def person_by_sub(self, sub: str) -> Person | None:
+        """Find the person by the identifier that never changes."""
+        return self._find(_PersonRow.sub == sub)
+
+    def persons(self) -> tuple[Person, ...]:
+        """List everybody, by uid."""
+        with Session(self._engine) as session:
+            return tuple(row.person() for row in session.scalars(sa.select(_PersonRow).order_by(_PersonRow.uid)))
+
+    def assign(self, sub: str, hub_name: str, uid_range: range, taken_uids: Collection[int]) -> Person | Refusal:
+        """Give the person of this `sub`, with a uid and a home allotted now if they are new.
+
+        Parameters
+        ----------
+        sub
+            The provider's identifier; never empty.
+        hub_name
+            The account name as it is now. Where a known person has a new one, the record follows; the home stays.
+        uid_range
+            The uids to allot from: `range(uid_min, uid_max + 1)`. The lowest free one is taken.
+        taken_uids
+            Uids that are in use below the homes root, whether or not this database knows by whom.
+
+        Returns
+        -------
+        The person, or PERSON_CONFLICT (somebody else's record holds the name), or UIDS_EXHAUSTED.
+
+        """
+        if not sub or not hub_name:
+            raise ValueError("sub and hub_name are never empty")
+        for _ in range(_ATTEMPTS):
+            try:
+                with Session(self._engine) as session, session.begin():
+                    return self._assign(session, sub, hub_name, uid_range, taken_uids)
+            except IntegrityError:
+                continue  # somebody else was faster: look again
+        raise RecordsError(f"no uid could be assigned to {printable(hub_name)}: {_ATTEMPTS} attempts collided")
+
+    def learn(self, person: Person) -> Person | Refusal:
+        """Take over a person known from the marker in a home, and give what is recorded now.
+
+        A record that is there wins over a marker. A hub name that another record holds is not taken over: the person
+        is kept under a name that no account can have, until their next sign-in says the name they have now. PERSON_CONFLICT: the uid is recorded for somebody else.
+        """
+        for hub_name in (person.hub_name, f"~{person.uid}"):
+            known = self.person_by_sub(person.sub)
+            if known is not None:
+                return known
+            try:
+                with Session(self._engine) as session, session.begin():
+                    row = _new_row(person.sub, person.uid, hub_name)
+                    session.add(row)
+                    return row.person()
+            except IntegrityError:
+                continue
+        known = self.person_by_sub(person.sub)
+        return known or Refusal.of(Code.PERSON_CONFLICT, name=printable(person.hub_name))
+
+    def _find(self, condition: sa.ColumnElement[bool]) -> Person | None:
+        with Session(self._engine) as session:
+            row = session.scalars(sa.select(_PersonRow).where(condition)).one_or_none()
+            return None if row is None else row.person()
+
+    @staticmethod
+    def _assign(
+        session: Session, sub: str, hub_name: str, uid_range: range, taken_uids: Collection[int]
+    ) -> Person | Refusal:
+        holder = session.scalars(sa.select(_PersonRow).where(_PersonRow.hub_name == hub_name)).one_or_none()
+        if holder is not None:
+            return holder.person() if holder.sub == sub else Refusal.of(Code.PERSON_CONFLICT, name=printable(hub_name))
+        row = session.get(_PersonRow, sub)
+        if row is None:
+            used = {*taken_uids, *session.scalars(sa.select(_PersonRow.uid))}
+            uid = next((uid for uid in uid_range if uid not in used), None)
+            if uid is None:
+                return Refusal.of(Code.UIDS_EXHAUSTED, least=uid_range.start, most=uid_range.stop - 1)
+            row = _new_row(sub, uid, hub_name)
+            session.add(row)
+        row.hub_name = hub_name
+        session.flush()
+        return row.person()
+
+
+def _new_row(sub: str, uid: int, hub_name: str) -> _PersonRow:
+    return _PersonRow(sub=sub, uid=uid, hub_name=hub_name, home=str(uid), created=datetime.now(UTC))
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
+    """Open SQLite with a write-ahead log; the file holds who is who, so only its owner reads it."""
+    if url.database and url.database != ":memory:":
+        path = Path(url.database)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+
+    @sa.event.listens_for(engine, "connect")
+    def _connect(connection: object, _record: object) -> None:
+        connection.isolation_level = None  # type: ignore[attr-defined]  # the driver's connection; "begin" below begins
+        connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[attr-defined]  # the driver's connection
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # a plain BEGIN that reads and then writes fails at once where somebody wrote in between, without waiting
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _migrate(engine: sa.Engine) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise RecordsError(f"the database is newer than this version or not ours: {error}") from error
