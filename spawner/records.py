@@ -101,7 +101,7 @@ class Records:
         Parameters
         ----------
         sub
-            The provider's identifier; never empty.
+            The provider's identifier, 1 to 255 characters (the limit of OpenID Connect).
         hub_name
             The account name as it is now. Where a known person has a new one, the record follows; the home stays.
         uid_range
@@ -114,8 +114,8 @@ class Records:
         The person, or PERSON_CONFLICT (somebody else's record holds the name), or UIDS_EXHAUSTED.
 
         """
-        if not sub or not hub_name:
-            raise ValueError("sub and hub_name are never empty")
+        if not 0 < len(sub) <= 255 or not 0 < len(hub_name) <= 255:
+            raise ValueError("sub and hub_name have 1 to 255 characters")
         for _ in range(_ATTEMPTS):
             try:
                 with Session(self._engine) as session, session.begin():
@@ -128,7 +128,8 @@ class Records:
         """Take over a person known from the marker in a home, and give what is recorded now.
 
         A record that is there wins over a marker. A hub name that another record holds is not taken over: the person
-        is kept under a name that no account can have, until their next sign-in says the name they have now. PERSON_CONFLICT: the uid is recorded for somebody else.
+        is kept under a name that no account can have, until their next sign-in says the name they have now. Refused
+        (PERSON_CONFLICT) where the uid is recorded for somebody else.
         """
         for hub_name in (person.hub_name, f"~{person.uid}"):
             known = self.person_by_sub(person.sub)

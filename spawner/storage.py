@@ -1,0 +1,187 @@
+"""Homes: the only part that knows a path below the homes root.
+
+Every access runs in a process of its own with a time limit (_home_child.py says why); a process that did not end in
+time is left behind, and no second one is sent after it until it has ended.
+
+The marker in a home (sub, uid, hub name) is what a lost database is learned from again. The home is its user's, so the
+user can write any marker: without a proof, student A could write the teacher's `sub` into a marker of A's own, lose
+nothing, and be the teacher's uid after the next restore. So each marker carries an HMAC made with a key that only the
+hub has, and counts only in the folder of its own uid, owned by that uid. An old marker put back is still the same
+person: the worst it brings back is the name they had then.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spawner.core.model import Code, Person, Refusal
+from spawner.core.names import check_name
+
+__all__ = ["Storage", "read_marker", "sign_marker", "write_identity"]
+
+LOGGER = logging.getLogger(__name__)
+
+_CHILD = Path(__file__).with_name("_home_child.py")
+_ANSWER_LIMIT = 64 << 20
+_SURVEY_TIMEOUT_S = 60
+_CHILDREN = 8  # at once; so many processes at most hang on a dead NAS
+_MARKER_VERSION = 1
+
+
+class Storage:
+    """The homes root. `key` proves the markers; losing it means that markers are no longer believed."""
+
+    def __init__(self, root: Path, key: bytes, *, timeout_s: float = 10) -> None:
+        if not root.is_absolute() or len(key) < 16:
+            raise ValueError("the homes root is an absolute path and the key has at least 16 bytes")
+        self._root = root
+        self._key = key
+        self._timeout_s = timeout_s
+        self._stuck: list[asyncio.subprocess.Process] = []
+        self._places = asyncio.Semaphore(_CHILDREN)
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def prepare(self) -> Refusal | None:
+        """Make the homes root if it is missing: root's own, and closed to listing. Called once at start."""
+        answer = await self._ask({"do": "prepare", "root": str(self._root)}, self._timeout_s)
+        return answer if isinstance(answer, Refusal) else None
+
+    async def ensure_home(self, person: Person) -> Path | Refusal:
+        """Make the person's home if it is missing and give its path; refuse a home that is not theirs.
+
+        Refused with HOME_OWNER, HOME_NOT_FOLDER, or HOME_UNAVAILABLE (the root is missing, or did not answer in time).
+        A home that is full is fine: its owner must be able to start a server and delete something.
+        """
+        if person.home != str(person.uid) or person.uid < 1000:
+            raise ValueError(f"the home of uid {person.uid} cannot be {person.home!r}")
+        request = {
+            "do": "ensure",
+            "root": str(self._root),
+            "uid": person.uid,
+            "home": person.home,
+            "marker": sign_marker(person, self._key),
+        }
+        async with self._locks[person.uid]:
+            answer = await self._ask(request, self._timeout_s)
+        if isinstance(answer, Refusal):
+            return answer
+        if answer not in ("kept", "written"):
+            LOGGER.warning("home marker not written: %s user=%s uid=%s", answer, person.hub_name, person.uid)
+        return self._root / person.home
+
+    async def known_homes(self) -> list[Person] | Refusal:
+        """List the persons whose homes have a marker that is proved, by uid."""
+        homes = await self._survey()
+        if isinstance(homes, Refusal):
+            return homes
+        found = (read_marker(home["marker"], self._key) for home in homes if home["marker"] is not None)
+        owners = {home["name"]: home["owner"] for home in homes}
+        return sorted(
+            (person for person in found if person is not None and owners.get(person.home) == person.uid),
+            key=lambda person: person.uid,
+        )
+
+    async def taken_uids(self) -> frozenset[int] | Refusal:
+        """List the uids that have something below the root, whatever its owner or marker: never to be allotted."""
+        homes = await self._survey()
+        if isinstance(homes, Refusal):
+            return homes
+        return frozenset(uid for home in homes for uid in (int(home["name"]), int(home["owner"])))
+
+    async def _survey(self) -> list[dict[str, Any]] | Refusal:
+        answer = await self._ask({"do": "survey", "root": str(self._root)}, _SURVEY_TIMEOUT_S)
+        return answer if isinstance(answer, Refusal) else list(answer)
+
+    async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> Any:  # noqa: ANN401  # the child's JSON
+        """Send one request to a new child and give what it answers, or why there is no answer."""
+        async with self._places:
+            self._stuck = [child for child in self._stuck if child.returncode is None]
+            if self._stuck:
+                return Refusal.of(Code.HOME_UNAVAILABLE, why="an earlier access still hangs")
+            return await self._run_child(request, timeout_s)
+
+    async def _run_child(self, request: Mapping[str, Any], timeout_s: float) -> Any:  # noqa: ANN401  # the child's JSON
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", str(_CHILD)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_ANSWER_LIMIT,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await child.communicate(json.dumps(request).encode())
+        except TimeoutError:
+            self._stuck.append(child)
+            return Refusal.of(Code.HOME_UNAVAILABLE, why=f"no answer within {timeout_s:g} s")
+        finally:
+            if child.returncode is None:
+                child.kill()  # and never waited for: on a dead mount it does not die
+        if child.returncode != 0:
+            raise RuntimeError(f"{_CHILD.name} ended with {child.returncode}: {err.decode(errors='replace')[-2000:]}")
+        answer = json.loads(out)
+        return answer["ok"] if "ok" in answer else Refusal.of(Code(answer["code"]), **answer["params"])
+
+
+def sign_marker(person: Person, key: bytes) -> str:
+    """Write a person's marker, with the proof that the hub wrote it."""
+    body = {"version": _MARKER_VERSION, "sub": person.sub, "uid": person.uid, "hub_name": person.hub_name}
+    return json.dumps({**body, "proof": _proof(body, key)}, sort_keys=True) + "\n"
+
+
+def read_marker(text: str, key: bytes) -> Person | None:
+    """Read a marker; None where it is not one, or not ours."""
+    try:
+        body = json.loads(text)
+        proof = body.pop("proof")
+        if not hmac.compare_digest(str(proof).encode(), _proof(body, key).encode()):
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    # proved: only the hub writes such a body, so its types are what sign_marker wrote
+    if body.get("version") != _MARKER_VERSION:
+        return None
+    return Person(sub=body["sub"], uid=body["uid"], hub_name=body["hub_name"], home=str(body["uid"]))
+
+
+def _proof(body: Mapping[str, Any], key: bytes) -> str:
+    """HMAC over the body in one fixed form; it begins with its purpose, so that no other use of the key is a proof."""
+    text = "gpucampus home marker\n" + json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def write_identity(people_dir: Path, person: Person) -> tuple[Path, Path]:
+    """Write the passwd and group files that the person's containers see, and give their paths.
+
+    They name root, the person and nobody: with no entry for its uid a shell greets with "I have no name!". Written as
+    new files and renamed, so that a container that starts meanwhile mounts the old one or the new one.
+    """
+    if check_name(person.hub_name) is not None:
+        raise ValueError(f"not a user name: {person.hub_name!r}")  # a colon or a newline would add accounts
+    folder = people_dir / str(person.uid)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    name, uid = person.hub_name, person.uid
+    passwd = (
+        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    )
+    group = f"root:x:0:\n{name}:x:{uid}:\nnogroup:x:65534:\n"
+    return _write(folder / "passwd", passwd), _write(folder / "group", group)
+
+
+def _write(path: Path, text: str) -> Path:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        new = path.with_name(path.name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(path)
+    return path
