@@ -117,8 +117,8 @@ def spawn_view(
     entitlement: Entitlement,
     node: Node,
     leases: Sequence[Lease],
-    previous: Mapping[str, object] | None = None,
     *,
+    previous: Mapping[str, object] | None = None,
     user: str = "",
     withheld: Collection[str] = (),
     notice: str = "",
@@ -171,7 +171,8 @@ def spawn_view(
 
 def _tile(gpu: GPU, owners: _Owners) -> GPUTile:
     slices = tuple(
-        SliceTile(profile=part.profile, memory_bytes=part.memory_bytes, state=owners.state(part.uuid)) for part in gpu.mig
+        SliceTile(profile=part.profile, memory_bytes=part.memory_bytes, state=owners.state(part.uuid))
+        for part in gpu.mig
     )
     if gpu.unhealthy:
         state = "unhealthy"
@@ -193,7 +194,8 @@ def _variant_cards(
     usual = [variant.name for variant in possible if variant.default] or [variant.name for variant in possible]
     chosen = next(iter(wanted + usual), "")
     return tuple(
-        VariantCard(variant=variant, refusal=refusals[variant.name], chosen=variant.name == chosen) for variant in offered
+        VariantCard(variant=variant, refusal=refusals[variant.name], chosen=variant.name == chosen)
+        for variant in offered
     )
 
 
@@ -311,15 +313,21 @@ def _environment() -> Environment:
 
 def render_form(view: SpawnView, language: Language) -> str:
     """Return the form's HTML, without a `<form>` around it, in the language "en" or "zh"."""
-    return _environment().get_template("spawn_form.html").render(
-        view=view,
-        language=language,
-        t=_texts(language),
-        size=_size_text,
-        sentence=lambda refusal: sentence(refusal, language),
+    return (
+        _environment()
+        .get_template("spawn_form.html")
+        .render(
+            view=view,
+            language=language,
+            t=_texts(language),
+            size=_size_text,
+            sentence=lambda refusal: sentence(refusal, language),
+        )
     )
 
 
 def render_refusal(refusal: Refusal, language: Language) -> str:
     """Return what stands in the form's place when there is nothing to choose, such as for a person without a role."""
-    return _environment().get_template("spawn_refusal.html").render(reason=sentence(refusal, language), language=language)
+    return (
+        _environment().get_template("spawn_refusal.html").render(reason=sentence(refusal, language), language=language)
+    )
