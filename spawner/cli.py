@@ -78,7 +78,7 @@ def gpus(*, as_json: AsJSON = False) -> None:
     node, findings = _inventory(settings)
     book, engine_findings = _ledger()
     holders = {uuid: f"{lease.user}/{lease.server}" for lease in book.leases for uuid in lease.gpus}
-    here = {part.uuid for gpu in node.gpus for part in (gpu, *gpu.mig)}
+    here = {uuid for gpu in node.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig))}
     if not findings:
         findings = [
             f"{uuid} is held by {holders[uuid]} and not in the inventory" for uuid in holders if uuid not in here
