@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from spawner.core.exits import End, EndCode, why_ended
@@ -87,13 +88,17 @@ class Arbiter:
         wanted = {LABEL + "hub": self.hub, LABEL + "user": user, LABEL + "server": server, LABEL + "kind": "server"}
         for container in self.engine.cache:
             if container.state == "running" and wanted.items() <= container.labels.items():
-                return container  # type: ignore[no-any-return] # the cache's iterator is untyped
+                return container
         return None
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether anything of a lease is left: a reservation, or a container in any state."""
+        return lease_id in self._reserved or self.engine.cache.by_lease(lease_id) is not None
 
     def end_of(self, lease_id: str) -> End | None:
         """Why a lease ended; None while it runs, or while that cannot be told."""
         if lease_id in self._reserved or not self.engine.cache.fresh:
-            return self._ends.get(lease_id) if lease_id not in self._reserved else None
+            return None
         container = self.engine.cache.by_lease(lease_id)
         if container is not None and container.state not in ("exited", "dead"):
             return None
@@ -208,7 +213,7 @@ class Arbiter:
             if lease.hub == self.hub and lease.expires <= now and (found := self.engine.cache.by_lease(lease.id)):
                 LOG.info("lease=%s of user=%s reached its end", lease.id, lease.user)
                 self._ends[lease.id] = End(code=EndCode.EXPIRED)
-                self._chore(lease.id, lambda lease=lease, found=found: self.stop(lease.id, found.id))
+                self._chore(lease.id, partial(self.stop, lease.id, found.id))
 
     # -- steps, each in a task that a cancelled spawn cannot stop ------------------------------------------------------
 
@@ -227,7 +232,9 @@ class Arbiter:
     async def _create(self, lease: Lease, create: dict[str, Any]) -> dict[str, Any]:
         labels = to_labels(lease)
         made: dict[str, Any] = await self.engine.call("create_container", **(create | {"labels": labels}))
-        self.engine.cache.put(Container(id=made["Id"], name=str(create.get("name", "")), state="created", labels=labels))
+        self.engine.cache.put(
+            Container(id=made["Id"], name=str(create.get("name", "")), state="created", labels=labels)
+        )
         return made
 
     async def _start(self, lease_id: str, container_id: str) -> None:

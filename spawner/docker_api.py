@@ -1,6 +1,6 @@
 """The container engine: the only module that speaks to Docker.
 
-- Calls run in threads of their own lanes, each with a time limit: a hanging stop or pull never holds up a start or a poll.
+- Calls run in threads of their own lanes, each with a time limit: a hanging stop or pull never holds up a start.
 - Four answers are told apart: done, `EngineSaysGone` (404), `EngineRefuses` (another 4xx: our fault, and nothing was
   done), `EngineUnknown` (5xx, time-out, refused connection: something may have happened, so every lease stays).
 - `StateCache` follows the engine's events, so that asking whether a server runs costs nothing. An entry leaves it only
@@ -13,16 +13,15 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any, Literal
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
-from docker.types import DeviceRequest, IPAMConfig, IPAMPool
+from docker.types import DeviceRequest, IPAMConfig, IPAMPool, Mount, Ulimit
 from docker.utils import kwargs_from_env
 
 from spawner.core.exits import Final
@@ -30,21 +29,24 @@ from spawner.core.ledger import LABEL, Container
 
 __all__ = [
     "Engine",
-    "EngineInfo",
     "EngineRefuses",
     "EngineSaysGone",
     "EngineUnknown",
     "StateCache",
+    "bind_mount",
     "device_request",
     "list_containers_once",
+    "prepare_host",
+    "ulimit",
 ]
 
 Lane = Literal["control", "slow"]
 LOG = logging.getLogger(__name__)
 CONTROL_THREADS = 16
 SLOW_THREADS = 8
-CONTROL_LIMIT_S = 30.0
+CONTROL_LIMIT_S = 30
 PULSE_S = 15.0
+_ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
 _ENDED = frozenset({"exited", "dead"})
 
@@ -61,17 +63,6 @@ class EngineRefuses(Exception):  # noqa: N818
     """The engine turned the call down (4xx) and did nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """What the engine says of itself and its machine."""
-
-    name: str
-    version: str
-    memory_bytes: int
-    cpus: int
-    limits_memory: bool
-
-
 class StateCache:
     """The containers that carry a lease label, by id, as the last words of the engine have it."""
 
@@ -79,7 +70,7 @@ class StateCache:
         self._containers: dict[str, Container] = {}
         self.fresh = False
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Container]:
         return iter(tuple(self._containers.values()))
 
     def put(self, container: Container) -> None:
@@ -112,11 +103,15 @@ class StateCache:
         if action == "destroy":
             self.drop(container_id)
             return None
-        state = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}.get(action)
+        state = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}.get(
+            action
+        )
         if state is None:
             return None
         known = self.get(container_id)
-        labels = known.labels if known else {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
+        labels = (
+            known.labels if known else {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
+        )
         name = known.name if known else str(attributes.get("name", ""))
         self.put(Container(id=container_id, name=name, state=state, labels=labels))
         return container_id if state in _ENDED else None
@@ -125,7 +120,7 @@ class StateCache:
 class Engine:
     """One Docker Engine, by DOCKER_HOST or the usual socket."""
 
-    def __init__(self, *, limit_s: float = CONTROL_LIMIT_S) -> None:
+    def __init__(self, *, limit_s: int = CONTROL_LIMIT_S) -> None:
         self.limit_s = limit_s
         self.cache = StateCache()
         self._lanes: Mapping[Lane, ThreadPoolExecutor] = {
@@ -148,7 +143,9 @@ class Engine:
                 self._client = _new_client(self.limit_s)
             return self._client
 
-    async def raw(self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any) -> Any:
+    async def raw(
+        self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any
+    ) -> Any:
         """Call a method of docker-py; its own exceptions pass, a time-out is EngineUnknown."""
         limit = limit_s or self.limit_s
         future = asyncio.get_running_loop().run_in_executor(
@@ -160,23 +157,18 @@ class Engine:
         except TimeoutError as error:
             raise EngineUnknown(f"{method} did not answer within {limit:.0f} s") from error
 
-    async def call(self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any) -> Any:
+    async def call(
+        self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any
+    ) -> Any:
         """Call a method of docker-py; failures are one of the three kinds of this module."""
         try:
             return await self.raw(method, *args, lane=lane, limit_s=limit_s, **kwargs)
         except (DockerException, requests.RequestException, OSError) as error:
             raise _kind_of(error, method) from error
 
-    async def info(self) -> EngineInfo:
-        """Ask the engine for its name, version, size and whether it can limit memory at all."""
-        info = await self.call("info")
-        return EngineInfo(
-            name=info["Name"],
-            version=info["ServerVersion"],
-            memory_bytes=info["MemTotal"],
-            cpus=info["NCPU"],
-            limits_memory=bool(info["MemoryLimit"]),
-        )
+    def host_config(self, **parts: Any) -> Any:
+        """Build a host config for the engine's version; the client must have connected before."""
+        return self.client.create_host_config(**parts)
 
     async def image_id(self, reference: str) -> str | None:
         """The id of an image that is on this machine, else None."""
@@ -184,6 +176,14 @@ class Engine:
             return str((await self.call("inspect_image", reference))["Id"])
         except EngineSaysGone:
             return None
+
+    async def inspect(self, container_id: str) -> dict[str, Any] | None:
+        """Everything that the engine says of a container; None only where it says that there is none."""
+        try:
+            found: dict[str, Any] = await self.call("inspect_container", container_id)
+        except EngineSaysGone:
+            return None
+        return found
 
     async def final(self, container_id: str) -> Final | None:
         """How a container ended, or None while it runs."""
@@ -202,29 +202,6 @@ class Engine:
         """A container's address on our bridge; empty while it has none."""
         found = await self.call("inspect_container", container_id)
         return str(found["NetworkSettings"]["Networks"].get(network, {}).get("IPAddress", ""))
-
-    async def ensure_network(self, name: str, bridge: str, subnet: IPv4Network) -> None:
-        """Make our bridge where it is missing: no container-to-container traffic, a fixed name and subnet."""
-        try:
-            found = await self.call("inspect_network", name)
-        except EngineSaysGone:
-            pool = IPAMPool(subnet=str(subnet), gateway=str(next(subnet.hosts())))
-            await self.call(
-                "create_network",
-                name,
-                driver="bridge",
-                ipam=IPAMConfig(pool_configs=[pool]),
-                options={"com.docker.network.bridge.name": bridge, "com.docker.network.bridge.enable_icc": "false"},
-                labels={LABEL + "project": "gpucampus"},
-            )
-            return
-        subnets = [pool.get("Subnet") for pool in found["IPAM"]["Config"]]
-        closed = found["Options"].get("com.docker.network.bridge.enable_icc") == "false"
-        if subnets != [str(subnet)] or not closed:
-            raise EngineRefuses(
-                f"the Docker network {name} is not ours: it has the subnet {', '.join(map(str, subnets))}"
-                f"{'' if closed else ' and lets containers reach each other'}. Remove it, or set another network.name."
-            )
 
     # -- following the engine --------------------------------------------------------------------------------------
 
@@ -310,6 +287,54 @@ def device_request(driver: str, ids: tuple[str, ...], capabilities: list[list[st
     return DeviceRequest(driver=driver, count=0, device_ids=list(ids), capabilities=capabilities)
 
 
+def ulimit(name: str, soft: int, hard: int) -> Ulimit:
+    """Describe one ulimit; -1 is no limit."""
+    return Ulimit(name=name, soft=soft, hard=hard)
+
+
+def bind_mount(source: str, target: str, *, read_only: bool = False) -> Mount:
+    """Describe a bind mount; unlike a bind, a missing source is an error instead of a new empty folder."""
+    return Mount(target=target, source=source, type="bind", read_only=read_only)
+
+
+def prepare_host(name: str, bridge: str, subnet: IPv4Network) -> None:
+    """Make the engine ready before the hub binds to the bridge: our network, and limits that hold. Blocks.
+
+    Raises EngineRefuses where the engine can never serve us, and EngineUnknown where it does not answer now.
+    """
+    try:
+        client = _new_client(CONTROL_LIMIT_S)
+        if not client.info()["MemoryLimit"]:
+            raise EngineRefuses(
+                "the container engine cannot limit memory on this machine; enable the memory cgroup controller"
+            )
+        networks = client.networks(names=[f"^{name}$"])
+        if networks:
+            _check_network(name, networks[0], subnet)
+            return
+        pool = IPAMPool(subnet=str(subnet), gateway=str(next(subnet.hosts())))
+        client.create_network(
+            name,
+            driver="bridge",
+            ipam=IPAMConfig(pool_configs=[pool]),
+            options={"com.docker.network.bridge.name": bridge, _ICC: "false"},
+            labels={LABEL + "project": "gpucampus"},
+        )
+    except (DockerException, requests.RequestException, OSError) as error:
+        raise _kind_of(error, "prepare") from error
+
+
+def _check_network(name: str, found: Mapping[str, Any], subnet: IPv4Network) -> None:
+    subnets = [pool.get("Subnet") for pool in found["IPAM"]["Config"]]
+    closed = found["Options"].get(_ICC) == "false"
+    if subnets != [str(subnet)] or not closed:
+        raise EngineRefuses(
+            f"the Docker network {name} has the subnet {', '.join(map(str, subnets))}"
+            f"{'' if closed else ' and lets containers reach each other'}, not {subnet}: "
+            "remove it, or set another network.name"
+        )
+
+
 def list_containers_once() -> list[Container]:
     """List the containers with a lease, for the command line; EngineUnknown where no engine answers."""
     try:
@@ -319,8 +344,13 @@ def list_containers_once() -> list[Container]:
         raise _kind_of(error, "list") from error
 
 
-def _new_client(limit_s: float | None) -> docker.APIClient:
-    return docker.APIClient(version="auto", timeout=limit_s, max_pool_size=CONTROL_THREADS + SLOW_THREADS, **kwargs_from_env())
+def _new_client(limit_s: int | None) -> docker.APIClient:
+    return docker.APIClient(
+        version="auto",
+        timeout=limit_s,  # type: ignore[arg-type] # None, for the event stream, is no limit
+        max_pool_size=CONTROL_THREADS + SLOW_THREADS,
+        **kwargs_from_env(),
+    )
 
 
 def _container(row: Mapping[str, Any]) -> Container:

@@ -1,7 +1,7 @@
 """How a container gets the GPUs of its lease. With the inventory this is the only room that knows NVIDIA.
 
-Each injection turns UUIDs into create arguments. The environment is set for everybody, and last: an image or a user that
-asks for `all` gets nothing, since a container without GPUs always has `void`.
+Each injection turns UUIDs into create arguments. The environment is set for everybody, and last: an image or a user
+that asks for `all` gets nothing, since a container without GPUs always has `void`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from spawner.settings import GPUSettings
 
 __all__ = ["NO_GPUS", "CDIInjection", "Injected", "Injection", "NodesInjection", "NvidiaInjection", "injection_for"]
 
-# What an image or a person could set to widen or bend the grant is always written by us; None takes it out of the image.
+# What could widen or bend the grant is always written by us; None takes a variable of the image away.
 NO_GPUS: Mapping[str, str | None] = {
     "NVIDIA_VISIBLE_DEVICES": "void",
     "NVIDIA_DRIVER_CAPABILITIES": "",
@@ -63,7 +63,9 @@ class CDIInjection:
         if not uuids:
             return Injected()
         names = tuple(f"nvidia.com/gpu={uuid}" for uuid in uuids)
-        return Injected(host_config={"device_requests": [device_request("cdi", names, [])]}, environment=_granted("void"))
+        return Injected(
+            host_config={"device_requests": [device_request("cdi", names, [])]}, environment=_granted("void")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,10 @@ class NodesInjection:
         known |= {mig.uuid: (*gpu.devices, *mig.devices) for gpu in node.gpus for mig in gpu.mig}
         names = dict.fromkeys((*self.control, *(name for uuid in uuids for name in known[uuid])))
         devices = [f"{self.device_dir}/{name}:/dev/{name}:rw" for name in names]
-        mounts = tuple({"type": "bind", "source": source, "target": target, "read_only": True} for source, target in self.files.items())
+        mounts = tuple(
+            {"type": "bind", "source": source, "target": target, "read_only": True}
+            for source, target in self.files.items()
+        )
         return Injected(host_config={"devices": devices}, mounts=mounts, environment=_granted("void"))
 
 

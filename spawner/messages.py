@@ -11,7 +11,7 @@ from typing import Literal
 from spawner.core.exits import End, EndCode
 from spawner.core.model import GIB, Code, Refusal
 
-__all__ = ["Language", "Phase", "TEXTS", "ended", "phase", "sentence", "size"]
+__all__ = ["TEXTS", "Language", "Phase", "ended", "phase", "sentence", "size"]
 
 Language = Literal["en", "zh"]
 
@@ -127,6 +127,19 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "The container engine does not answer, so nothing was started. Running servers are not affected; please try again in a minute.",
         "zh": "容器引擎没有响应，因此未启动任何服务。正在运行的服务器不受影响；请稍后再试。",
     },
+    Code.ENGINE_REFUSED: {
+        "en": "The container engine turned the start down: {why}. The operator has to look at it.",
+        "zh": "容器引擎拒绝启动：{why}。需要管理员处理。",
+    },
+    Code.NOT_CHOSEN: {
+        "en": "A link never starts a server. Look at the choices and press Start.",
+        "zh": "链接不会启动服务器。请查看选项并点击“启动”。",
+    },
+    Code.NOT_ANSWERING: {
+        "en": "The container runs, but JupyterLab did not answer within {seconds} s and was stopped. Try again; "
+        "if it happens again, tell the operator.",
+        "zh": "容器已运行，但 JupyterLab 在 {seconds} 秒内没有响应，已被停止。请重试；若再次发生，请联系管理员。",
+    },
     EndCode.OUT_OF_MEMORY: {
         "en": "Your server was ended because it used all of its {memory_gib} GiB of memory. Start it again with more memory, or use less.",
         "zh": "您的服务器用尽了 {memory_gib} GiB 内存而被终止。请用更多内存重新启动，或减少使用。",
@@ -135,7 +148,10 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "Your server was killed from outside. Your files are safe; start it again.",
         "zh": "您的服务器被外部终止。您的文件是安全的；请重新启动。",
     },
-    EndCode.STOPPED: {"en": "Your server was stopped. Your files are safe.", "zh": "您的服务器已停止。您的文件是安全的。"},
+    EndCode.STOPPED: {
+        "en": "Your server was stopped. Your files are safe.",
+        "zh": "您的服务器已停止。您的文件是安全的。",
+    },
     EndCode.NOT_STARTED: {
         "en": "Your server could not be started: {error} (status {status}). The operator has to look at it.",
         "zh": "您的服务器无法启动：{error}（状态 {status}）。需要管理员处理。",
@@ -153,7 +169,10 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "Your server was removed from outside. Your files are safe; start it again.",
         "zh": "您的服务器被外部移除。您的文件是安全的；请重新启动。",
     },
-    Phase.CHECKED: {"en": "Your choice is allowed: {variant}, {memory_gib} GiB of memory.", "zh": "选择有效：{variant}，{memory_gib} GiB 内存。"},
+    Phase.CHECKED: {
+        "en": "Your choice is allowed: {variant}, {memory_gib} GiB of memory.",
+        "zh": "选择有效：{variant}，{memory_gib} GiB 内存。",
+    },
     Phase.HOME: {"en": "Your home is ready.", "zh": "主目录已就绪。"},
     Phase.PLACED: {"en": "You hold {gpus} GPU(s){simulated}.", "zh": "您持有 {gpus} 个 GPU{simulated}。"},
     Phase.CREATED: {"en": "The container is made.", "zh": "容器已创建。"},

@@ -17,12 +17,26 @@ __all__ = ["LABEL", "SCHEMA", "Conflict", "Container", "Ledger", "Orphan", "from
 
 LABEL = "gpucampus."
 SCHEMA = 1
-_FIELDS = ("lease", "hub", "kind", "user", "server", "variant", "image", "gpus", "mode", "memory", "cpus", "granted", "expires")
+_FIELDS = (
+    "lease",
+    "hub",
+    "kind",
+    "user",
+    "server",
+    "variant",
+    "image",
+    "gpus",
+    "mode",
+    "memory",
+    "cpus",
+    "granted",
+    "expires",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container as the engine tells of it. `state` is the engine's word: created, running, paused, exited, dead ..."""
+    """A container as the engine tells of it. `state` is the engine's word: created, running, exited, dead ..."""
 
     id: str
     name: str

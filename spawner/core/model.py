@@ -65,6 +65,9 @@ class Code(StrEnum):
     HOME_NOT_FOLDER = "home-not-folder"
     HOME_UNAVAILABLE = "home-unavailable"
     ENGINE_UNKNOWN = "engine-unknown"
+    ENGINE_REFUSED = "engine-refused"
+    NOT_CHOSEN = "not-chosen"
+    NOT_ANSWERING = "not-answering"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,57 @@
+"""Sign-in at the university's OpenID Connect provider."""
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from jupyterhub.auth import Authenticator
+from oauthenticator.generic import GenericOAuthenticator
+from tornado.web import HTTPError
+
+from spawner.core.names import check_name
+from spawner.messages import sentence
+
+__all__ = ["CampusAuthenticator", "ProviderError", "discover"]
+
+DISCOVERY = "/.well-known/openid-configuration"
+TIMEOUT_S = 10
+_NEEDED = ("authorization_endpoint", "token_endpoint", "userinfo_endpoint")
+
+
+class ProviderError(RuntimeError):
+    """The provider cannot be used; the text is one line for the operator."""
+
+
+class CampusAuthenticator(GenericOAuthenticator):
+    """Any OpenID Connect provider, with a rule for account names that holds for homes, containers and host names."""
+
+    async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
+        """Refuse names that the rule does not allow, in words, then ask the parent about groups."""
+        if refusal := check_name(username):
+            raise HTTPError(403, sentence(refusal).replace("%", "%%"))
+        return bool(await super().check_allowed(username, auth_model))
+
+    def validate_username(self, username: str) -> bool:
+        """Let every name reach `check_allowed`, whose answer says what is wrong with it; empty ones are nobody's."""
+        return bool(username) and (
+            check_name(username) is not None or bool(Authenticator.validate_username(self, username))
+        )
+
+
+def discover(issuer: str) -> Mapping[str, str]:
+    """Read the provider's endpoints from its discovery document; ProviderError says in one line what is wrong."""
+    url = issuer.rstrip("/") + DISCOVERY
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the settings allow http(s) only
+            document = json.load(answer)
+    except (OSError, ValueError) as error:
+        raise ProviderError(f"the identity provider does not answer at {url}: {error}") from error
+    if document.get("issuer", "").rstrip("/") != issuer.rstrip("/"):
+        raise ProviderError(
+            f"the identity provider at {url} says it is {document.get('issuer')!r}: check sign_in.issuer"
+        )
+    missing = [key for key in _NEEDED if key not in document]
+    if missing:
+        raise ProviderError(f"the identity provider at {url} names no {missing[0]}")
+    return {key: value for key, value in document.items() if isinstance(value, str)}

@@ -1,0 +1,122 @@
+"""What every container must have: user, limits, mounts and environment, as create arguments.
+
+Reasons are in docs/explanation/decisions.md (no root, nothing written outside home and tmpfs, no swap, no privileges).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spawner.core.model import Limits, Person
+from spawner.docker_api import bind_mount, ulimit
+from spawner.injection import Injected
+
+__all__ = ["HostConfigs", "create_arguments", "environment", "home_inside", "host_config"]
+
+OOM_SCORE = 500  # when the host runs out of memory, users' processes go before the hub's and the engine's
+CPU_PERIOD_US = 100_000
+_RUN_BYTES = 16 << 20
+_LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "3"}}
+
+
+class HostConfigs:
+    """Stands where the parent spawner expects its client, and builds host configs with ours laid over."""
+
+    def __init__(self, build: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._build = build
+
+    def create_host_config(self, **parts: Any) -> Any:
+        """Build one from the parent's parts."""
+        return self._build(parts)
+
+
+def home_inside(person: Person) -> str:
+    """The home's path inside the container."""
+    return f"/home/{person.hub_name}"
+
+
+def create_arguments(person: Person, *, name: str) -> dict[str, Any]:
+    """Arguments of create beside the host config: who runs it, and where."""
+    return {
+        "name": name,
+        "hostname": "gpucampus",
+        "user": f"{person.uid}:{person.uid}",
+        "working_dir": home_inside(person),
+        "entrypoint": [],
+    }
+
+
+def environment(person: Person, injected: Injected) -> dict[str, str | None]:
+    """Environment that nobody else may set; None takes a variable of the image away."""
+    return {
+        "HOME": home_inside(person),
+        "USER": person.hub_name,
+        "LOGNAME": person.hub_name,
+        # sockets and connection files of a network file system break kernels; /tmp is this container's own
+        "JUPYTER_RUNTIME_DIR": "/tmp/jupyter-runtime",  # noqa: S108 - inside the container
+        **injected.environment,
+    }
+
+
+def host_config(
+    limits: Limits, person: Person, *, home: str, identity: tuple[str, str], injected: Injected, with_gpus: bool
+) -> dict[str, Any]:
+    """Parts of the host config that hold for every server.
+
+    Parameters
+    ----------
+    limits
+        The numbers of this server.
+    person
+        Whose it is; the group list is numeric, since names of the group file alone are not taken.
+    home
+        The home's path on the host. A mount, not a bind: a missing home is an error instead of an empty folder.
+    identity
+        The passwd and group files on the host.
+    injected
+        The GPUs of the lease.
+    with_gpus
+        GPU drivers pin memory, so that such a server may lock it.
+    """
+    tmpfs_options = "mode=1777,nosuid,nodev"
+    memory_lock = (
+        [ulimit("memlock", limits.memory_bytes, limits.memory_bytes)] if with_gpus and _may_raise_limits() else []
+    )
+    return {
+        "auto_remove": False,  # the exit state is read first
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,
+        "cpu_period": CPU_PERIOD_US,
+        "cpu_quota": int(limits.cpus * CPU_PERIOD_US),
+        "pids_limit": limits.pids,
+        "shm_size": limits.shm_bytes,
+        "init": True,
+        "cap_drop": ["ALL"],
+        "cap_add": [],
+        "privileged": False,
+        "security_opt": ["no-new-privileges"],
+        "oom_score_adj": OOM_SCORE,
+        "read_only": True,
+        "tmpfs": {
+            "/tmp": f"size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
+            "/run": f"size={_RUN_BYTES},nr_inodes=10000,{tmpfs_options}",
+        },
+        "ulimits": [ulimit("core", 0, 0), ulimit("nofile", limits.nofile, limits.nofile), *memory_lock],
+        "log_config": _LOG,
+        "group_add": [str(person.uid)],
+        "mounts": [
+            bind_mount(home, home_inside(person)),
+            bind_mount(identity[0], "/etc/passwd", read_only=True),
+            bind_mount(identity[1], "/etc/group", read_only=True),
+            *(bind_mount(m["source"], m["target"], read_only=m["read_only"]) for m in injected.mounts),
+        ],
+        "device_requests": [],
+        "devices": [],
+        **injected.host_config,
+    }
+
+
+def _may_raise_limits() -> bool:
+    """Whether this process has CAP_SYS_RESOURCE, bit 24: without it the engine cannot raise memlock and start fails."""
+    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123 - the kernel's own file
+        line = next(line for line in status if line.startswith("CapEff"))
+    return bool(int(line.split()[1], 16) >> 24 & 1)

@@ -1,0 +1,402 @@
+"""GPUDockerSpawner: JupyterHub's view of a server. Traits and hooks only; rules are in core, acts are the arbiter's.
+
+The parent builds a container's arguments and drives create, start, stop and remove through `docker()`; here those four
+go to the arbiter, and everything else to the engine's lanes. What a container must have (limits, user, mounts, GPUs) is
+laid over the parent's arguments last, so that neither an image nor a loose trait can take it away.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from dockerspawner import DockerSpawner
+from jupyterhub.spawner import SpawnException
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+from traitlets import default
+
+from spawner import container, runtime
+from spawner.arbiter import Refused
+from spawner.core.entitlements import entitlement_for, roles_for
+from spawner.core.ledger import LABEL
+from spawner.core.limits import limits_for
+from spawner.core.model import Claim, Code, Person, Refusal
+from spawner.core.names import check_name, server_slug
+from spawner.core.options import check_choice, from_form, parse_choice
+from spawner.docker_api import EngineRefuses, EngineUnknown
+from spawner.form import render_form, render_refusal, spawn_view
+from spawner.injection import Injected
+from spawner.messages import Phase, ended, phase, sentence
+from spawner.runtime import Runtime
+from spawner.storage import write_identity
+
+__all__ = ["GPUDockerSpawner"]
+
+T = TypeVar("T")
+PORT_STEP_S = 0.05
+_ANSWERED = frozenset(range(200, 500))  # any answer of the server itself; 5xx may be somebody else's
+_STATUS = {Code.GPUS_LEASED: 409, Code.ENGINE_UNKNOWN: 503, Code.HOME_UNAVAILABLE: 503, Code.ROLE_MISSING: 403}
+_STEPS = {Phase.CHECKED: 10, Phase.HOME: 20, Phase.PLACED: 30, Phase.CREATED: 50, Phase.STARTED: 60, Phase.ANSWERS: 95}
+
+
+class GPUDockerSpawner(DockerSpawner):
+    """A server in a container that holds exactly the GPUs of its lease."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lease_id = ""
+        self._sub = ""
+        self._idle_s = 0
+        self._image = ""
+        self._claim: Claim | None = None
+        self._person: Person | None = None
+        self._injected = Injected()
+        self._restored = False
+        self._accepted: dict[str, Any] = dict(self.user_options or {})
+        self._told: list[tuple[int, str]] = []
+        self._news = asyncio.Event()
+
+    # -- what is fixed here, as values of the parent's traits ------------------------------------------------------
+
+    @default("remove")
+    def _default_remove(self) -> bool:
+        return True
+
+    @default("pull_policy")
+    def _default_pull_policy(self) -> str:
+        return "never"  # servers run by image id; a digest reference breaks the parent's pull
+
+    @default("use_internal_ip")
+    def _default_use_internal_ip(self) -> bool:
+        return True
+
+    @default("cmd")
+    def _default_cmd(self) -> list[str]:
+        return ["jupyterhub-singleuser"]
+
+    @default("options_form")
+    def _default_options_form(self) -> Callable[..., Awaitable[str]]:
+        return type(self).show_form
+
+    @default("options_from_form")
+    def _default_options_from_form(self) -> Callable[..., dict[str, object]]:
+        return from_form
+
+    @default("apply_user_options")
+    def _default_apply_user_options(self) -> Callable[..., Awaitable[None]]:
+        return type(self).choose
+
+    # -- choosing --------------------------------------------------------------------------------------------------
+
+    async def show_form(self) -> str:
+        """Render the choices of this person's role, as things are now."""
+        shared = await runtime.get()
+        language = shared.settings.hub.language
+        groups = [group.name for group in self.user.groups]
+        entitlement = entitlement_for(groups, shared.roles)
+        if isinstance(entitlement, Refusal):
+            return render_refusal(entitlement, language)
+        try:
+            built = await shared.built_images()
+        except (EngineUnknown, EngineRefuses):
+            return render_refusal(Refusal.of(Code.ENGINE_UNKNOWN), language)
+        ledger = shared.arbiter.ledger()
+        view = spawn_view(
+            shared.catalog.variants,
+            built,
+            entitlement,
+            shared.node,
+            ledger.leases,
+            previous=self._accepted,
+            user=self.user.name,
+            withheld=ledger.withheld,
+        )
+        return render_form(view, language)
+
+    def options_from_query(self, query_data: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the hub's signature
+        """Refuse: a link must never start anything, least of all a GPU."""
+        raise SpawnException(sentence(Refusal.of(Code.NOT_CHOSEN)), reason=Code.NOT_CHOSEN.value)
+
+    async def choose(self, user_options: dict[str, Any]) -> None:
+        """Validate the choice and keep it for `start`; a refused one is not remembered."""
+        shared = await runtime.get()
+        try:
+            self._claim, self._image = await self._claim_for(shared, user_options)
+        except (Refused, EngineUnknown) as error:
+            # the hub has stored the options before it asked; put back what was there
+            self.user_options = self._accepted
+            self.orm_spawner.user_options = self._accepted
+            self.user.db.commit()
+            raise self._said(shared, error) from None
+        self._accepted = dict(user_options)
+        self._idle_s = self._claim.entitlement.idle_s
+        self._tell(Phase.CHECKED, variant=self._claim.variant.title, memory=self._claim.limits.memory_bytes)
+
+    async def _claim_for(self, shared: Runtime, raw: object) -> tuple[Claim, str]:
+        groups = [group.name for group in self.user.groups]
+        _check(check_name(self.user.name))
+        entitlement = _checked(entitlement_for(groups, shared.roles))
+        choice = _checked(parse_choice(raw, default_variant=shared.catalog.default.name))
+        variant = _checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))
+        limits = _checked(limits_for(entitlement, choice.memory_bytes, shared.settings.container_defaults()))
+        image = await shared.engine.image_id(variant.image)
+        if image is None:
+            raise Refused(Refusal.of(Code.VARIANT_NOT_BUILT, variant=variant.name))
+        claim = Claim(
+            user=self.user.name,
+            server=self.name,
+            variant=variant,
+            mode=choice.mode,
+            gpus=choice.gpus,
+            limits=limits,
+            entitlement=entitlement,
+        )
+        return claim, image
+
+    async def run_auth_state_hook(self, auth_state: dict[str, Any] | None) -> None:
+        """Keep the identifier that never changes, then run the configured hook."""
+        self._sub = str(((auth_state or {}).get("oauth_user") or {}).get("sub", ""))
+        await super().run_auth_state_hook(auth_state)
+
+    # -- starting and stopping -------------------------------------------------------------------------------------
+
+    async def start(self) -> tuple[str, int]:
+        """Make home and container and wait until JupyterLab answers; on any failure the arbiter clears up."""
+        shared = await runtime.get()
+        self._restored = False
+        try:
+            if self._claim is None:
+                raise Refused(Refusal.of(Code.OPTION_TYPE, option="options", allowed="{}"))
+            self._person = _checked(await shared.person(self.user.name, self._sub))
+            _checked(await shared.storage.ensure_home(self._person))
+            self._tell(Phase.HOME)
+            self.image = self._image
+            self.mem_limit, self.cpu_limit = self._claim.limits.memory_bytes, self._claim.limits.cpus
+            self.network_name = shared.settings.network.name
+            ip, port = await super().start()
+            await self._wait_for_answer(shared, f"http://{ip}:{port}")
+        except BaseException as error:
+            self._give_up(shared)
+            if isinstance(error, Refused | EngineUnknown | EngineRefuses):
+                self.log.warning("Not started user=%s server=%s: %s", self.user.name, self.name, error)
+                raise self._said(shared, error) from error
+            raise
+        self._tell(Phase.ANSWERS)
+        return ip, port
+
+    async def create_object(self) -> dict[str, Any]:
+        """Reserve, then let the parent build and create the container."""
+        shared = await runtime.get()
+        claim = self._claim
+        if claim is None:
+            raise Refused(Refusal.of(Code.OPTION_TYPE, option="options", allowed="{}"))
+        await shared.arbiter.retire(claim.user, claim.server)
+        lease = shared.arbiter.reserve(claim, image=self._image)
+        self.lease_id = lease.id
+        self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"
+        self._injected = shared.injection.inject(lease.gpus, shared.node)
+        self._tell(Phase.PLACED, gpus=len(lease.gpus), simulated=" (simulated)" if shared.node.simulated else "")
+        return await super().create_object()  # type: ignore[no-any-return] # the parent is untyped
+
+    async def stop(self, now: bool = False) -> None:
+        """Stop and remove the container, as by hand."""
+        if self.object_id:
+            await super().stop(now=now)
+
+    def docker(self, method: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Send the parent's calls to the arbiter or to the engine's lanes."""
+        return self._docker_call(method, *args, **kwargs)
+
+    async def _docker_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        shared = await runtime.get()
+        arbiter = shared.arbiter
+        if method == "create_container":
+            made = await arbiter.create(self.lease_id, **(kwargs | self._create_arguments()))
+            arbiter.tell(self.lease_id, self._lease_ended)
+            self._tell(Phase.CREATED)
+            return made
+        if method == "start":
+            await arbiter.start(self.lease_id, self.object_id)
+            self._tell(Phase.STARTED)
+            return None
+        if method == "stop":
+            return await arbiter.stop(self.lease_id, self.object_id, shared.settings.containers.stop_timeout)
+        if method == "remove_container":
+            return await arbiter.remove(self.lease_id, self.object_id)
+        return await shared.engine.raw(method, *args, **kwargs)
+
+    @property
+    def client(self) -> Any:
+        """What the parent builds host configs with: ours is laid over its own."""
+        return container.HostConfigs(self._host_config)
+
+    def _host_config(self, from_parent: Mapping[str, Any]) -> Any:
+        shared, claim, person = runtime.current(), self._claim, self._person
+        assert claim is not None and person is not None  # noqa: S101, PT018 - start() has set them
+        identity = write_identity(shared.settings.state / "people", person)
+        parts = container.host_config(
+            claim.limits,
+            person,
+            home=str(shared.settings.homes.root / person.home),
+            identity=(str(identity[0]), str(identity[1])),
+            injected=self._injected,
+            with_gpus=claim.gpus > 0,
+        )
+        mounts = [*from_parent.get("mounts", []), *parts.pop("mounts")]
+        return shared.engine.host_config(**(dict(from_parent) | parts | {"mounts": mounts}))
+
+    def _create_arguments(self) -> dict[str, Any]:
+        assert self._person is not None  # noqa: S101 - start() has set it
+        return container.create_arguments(self._person, name=self.object_name)
+
+    def get_env(self) -> dict[str, Any]:
+        """Build the environment; what bends a GPU grant or an identity is written last."""
+        env: dict[str, Any] = super().get_env()
+        if self._person is not None:
+            env |= container.environment(self._person, self._injected)
+        return env
+
+    async def _wait_for_answer(self, shared: Runtime, address: str) -> None:
+        """Ask in short steps until the server answers, and notice at once when it died."""
+        deadline = time.monotonic() + shared.settings.containers.start_timeout
+        while not await self._answers(address):
+            if end := shared.arbiter.end_of(self.lease_id):
+                raise SpawnException(ended(end, shared.settings.hub.language), reason=end.code.value, status_code=500)
+            if time.monotonic() > deadline:
+                raise Refused(Refusal.of(Code.NOT_ANSWERING, seconds=shared.settings.containers.start_timeout))
+            await asyncio.sleep(PORT_STEP_S)
+
+    async def _answers(self, address: str) -> bool:
+        url = f"{address}{self.server.base_url}api"
+        try:
+            answer = await AsyncHTTPClient().fetch(url, connect_timeout=2, request_timeout=5, raise_error=False)
+        except (OSError, HTTPClientError):
+            return False
+        return answer.code in _ANSWERED
+
+    def _give_up(self, shared: Runtime) -> None:
+        if self.lease_id:
+            shared.arbiter.abandon(self.lease_id)
+        self.lease_id = self.object_id = ""
+
+    # -- what is -----------------------------------------------------------------------------------------------------
+
+    async def poll(self) -> int | str | None:
+        """Whether the server runs: None, also when the engine cannot tell, else a sentence that says why it ended."""
+        shared = await runtime.get()
+        if not self.lease_id and self._restored:
+            self._adopt(shared)
+        if not self.lease_id:
+            return None if self._restored and not shared.engine.cache.fresh else 0
+        end = shared.arbiter.end_of(self.lease_id)
+        if end is None:
+            shared.arbiter.tell(self.lease_id, self._lease_ended)
+        return None if end is None else ended(end, shared.settings.hub.language)
+
+    async def get_object(self) -> dict[str, Any] | None:
+        """Inspect our container; only a 404 means that there is none, any other trouble changes nothing."""
+        shared = await runtime.get()
+        return await shared.engine.inspect(self.object_id) if self.object_id else None
+
+    async def get_url(self) -> str:
+        """After a hub restart: where the server is, once it answers.
+
+        The hub would stop a server that does not answer in its time. It is kept instead: this waits, the hub goes on
+        without it, and its lease stays until its container ends.
+        """
+        shared = await runtime.get()
+        warned = False
+        while True:
+            address = await self._address(shared)
+            if await self.poll() is not None or (address and await self._answers(address)):
+                return f"{address}{self.server.base_url}" if address else str(self.server.url)
+            if not warned:
+                self.log.warning(
+                    "%s runs but does not answer at %s: it is kept", self._log_name, address or "any address"
+                )
+                warned = True
+            await asyncio.sleep(1)
+
+    async def _address(self, shared: Runtime) -> str:
+        if self.server.port and self.server.ip:
+            return str(self.server.host)
+        try:
+            ip = await shared.engine.address(self.object_id, shared.settings.network.name) if self.object_id else ""
+        except (EngineUnknown, EngineRefuses):
+            return ""
+        return f"http://{ip}:{self.port}" if ip else ""
+
+    def _adopt(self, shared: Runtime) -> None:
+        """Find the container of a start that the hub did not live to record."""
+        found = shared.arbiter.find(self.user.name, self.name)
+        if found is not None:
+            self.object_id, self.object_name, self.lease_id = found.id, found.name, found.labels[LABEL + "lease"]
+            self.log.info("%s is adopted: container %s, lease %s", self._log_name, found.name, self.lease_id)
+
+    def _lease_ended(self) -> None:
+        """Tell the hub now instead of at its next poll."""
+        self._ended_task = asyncio.ensure_future(self.poll_and_notify())
+
+    def get_state(self) -> dict[str, Any]:
+        """Remember the lease beside the container, and how long it may be idle (for the culler)."""
+        state: dict[str, Any] = super().get_state()
+        if self.lease_id:
+            state["lease_id"] = self.lease_id
+        if self._idle_s:
+            state["idle_s"] = self._idle_s
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what the last hub process knew."""
+        super().load_state(state)
+        self.lease_id, self._idle_s = str(state.get("lease_id", "")), int(state.get("idle_s", 0))
+        self._restored = True
+
+    def clear_state(self) -> None:
+        """Forget the server; if anything of it is left, the arbiter removes it."""
+        super().clear_state()
+        shared = runtime.current_or_none()
+        if self.lease_id and shared is not None and shared.arbiter.holds(self.lease_id):
+            shared.arbiter.abandon(self.lease_id)
+        self.lease_id = self.object_id = ""
+        self._restored = False
+        self._told.clear()
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, step: Phase, **values: str | int | float) -> None:
+        language = runtime.current().settings.hub.language
+        self._told.append((_STEPS[step], phase(step, language, **values)))
+        self._news.set()
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Give the steps of the start as they happen."""
+        seen = 0
+        while True:
+            for percent, text in self._told[seen:]:
+                yield {"progress": percent, "message": text}
+            seen = len(self._told)
+            self._news.clear()
+            await self._news.wait()
+
+    def _said(self, shared: Runtime, error: Exception) -> SpawnException:
+        """Turn a refusal into the one exception that the hub shows to people."""
+        if isinstance(error, Refused):
+            refusal = error.refusal
+        elif isinstance(error, EngineRefuses):
+            refusal = Refusal.of(Code.ENGINE_REFUSED, why=str(error))
+        else:
+            refusal = Refusal.of(Code.ENGINE_UNKNOWN)
+        text = sentence(refusal, shared.settings.hub.language)
+        return SpawnException(text, reason=refusal.code.value, status_code=_STATUS.get(refusal.code, 400))
+
+
+def _check(refusal: Refusal | None) -> None:
+    if refusal is not None:
+        raise Refused(refusal)
+
+
+def _checked(value: T | Refusal) -> T:
+    if isinstance(value, Refusal):
+        raise Refused(value)
+    return value
