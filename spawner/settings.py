@@ -7,6 +7,7 @@ SettingsError, whose text is one line: which key, what was given, what is allowe
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,7 @@ from spawner.core.model import Entitlement, Mode
 __all__ = ["Settings", "SettingsError", "load", "locate"]
 
 ROOT = Path(__file__).resolve().parent.parent
+_LONGEST_GIVEN = 80
 
 
 class SettingsError(ValueError):
@@ -236,10 +238,29 @@ def load(path: Path | None = None) -> Settings:
 
 
 def _one_line(error: ValidationError) -> str:
+    """Say the first thing that is wrong: the key, what was given, what is allowed."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    path = [part for part in first["loc"] if part != "[key]"]
+    key = ".".join(str(part) for part in path) or "the file"
     if first["type"] == "extra_forbidden":
-        return f"{key} is not a setting"
+        return f"{key} is not a setting: allowed are {_keys_beside(path)}"
     if first["type"] == "missing":
         return f"{key} is missing"
-    return f"{key} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+    allowed = first["msg"].removeprefix("Value error, ").replace("Input should be ", "allowed is ")
+    given = repr(first["input"])
+    if isinstance(first["input"], dict) or len(given) > _LONGEST_GIVEN:
+        return f"{key}: {allowed}"
+    return f"{key} = {given}: {allowed}"
+
+
+def _keys_beside(path: Sequence[str | int]) -> str:
+    """The keys that the section has in which an unknown one was found."""
+    section: type[BaseModel] = Settings
+    for part in path[:-1]:
+        field = section.model_fields.get(str(part))
+        if field is None:
+            continue  # a role's name
+        kind = RoleSettings if part == "roles" else field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            section = kind
+    return ", ".join(section.model_fields)
