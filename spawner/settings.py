@@ -136,7 +136,7 @@ class RoleSettings(_Section):
 class HomeSettings(_Section):
     """Where homes are, and the range that uids are allotted from."""
 
-    root: Place = Path(".state/homes")
+    root: Place = ROOT / ".state" / "homes"
     uid_min: Annotated[int, Field(ge=1000, le=2_000_000_000)] = 200_000
     uid_max: Annotated[int, Field(ge=1000, le=2_000_000_000)] = 299_999
 
@@ -174,8 +174,8 @@ class Settings(_Section):
     """The whole file."""
 
     version: Literal[1]
-    state: Place = Path(".state")
-    catalog: Place = Path("images/catalog.toml")
+    state: Place = ROOT / ".state"
+    catalog: Place = ROOT / "images" / "catalog.toml"
     hub: HubSettings = HubSettings()
     network: NetworkSettings = NetworkSettings()
     sign_in: SignInSettings
