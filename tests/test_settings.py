@@ -135,7 +135,7 @@ def test_missing_key_is_named(tmp_path, key):
 
 
 def test_no_roles_is_refused(tmp_path):
-    assert complaint(tmp_path, LEAST.split("[roles")[0]) == "roles is missing"
+    assert complaint(tmp_path, LEAST.split("[roles", maxsplit=1)[0]) == "roles is missing"
 
 
 def test_another_version_is_refused(tmp_path):
