@@ -2,9 +2,9 @@
 
     python -m deploy.demo.gpus.make FOLDER [--inventory FILE] [--plain]
 
-Needs only the standard library and gcc. Nothing is loaded or installed: the nodes have no driver behind them, so opening
-one that the device cgroup lets pass gives ENXIO, and opening a refused one gives EPERM. Running it again changes only
-what differs.
+Needs only the standard library and gcc. Nothing is loaded or installed: the nodes have no driver behind them, so
+opening one that the device cgroup lets pass gives ENXIO, and opening a refused one gives EPERM. Running it again
+changes only what differs.
 """
 
 import argparse
@@ -30,9 +30,9 @@ SOURCES = tuple(sorted([*HERE.glob("*.c"), *HERE.glob("*.h")]))
 
 # No _GNU_SOURCE and no fortified calls: the library is built here and runs in containers with an older glibc.
 FLAGS = (
-    "-std=c11 -D_POSIX_C_SOURCE=200809L -U_FORTIFY_SOURCE -O1 -g0 -fPIC -shared -fvisibility=hidden "
-    "-Wall -Wextra -Werror -Wl,-soname,libnvidia-ml.so.1"
-).split()
+    *("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"),
+    *("-O1", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1"),
+)
 
 NVIDIA_MAJOR = 195
 CONTROL_MINOR = 255
@@ -271,7 +271,8 @@ def cdi_spec(gpus: SimulatedGPUs) -> dict[str, object]:
         "cdiVersion": "0.5.0",
         "kind": "nvidia.com/gpu",
         "devices": [
-            {"name": name, "containerEdits": {"deviceNodes": nodes(names)}} for name, names in [*named, ("all", everything)]
+            {"name": name, "containerEdits": {"deviceNodes": nodes(names)}}
+            for name, names in [*named, ("all", everything)]
         ],
         "containerEdits": {
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],

@@ -1,0 +1,109 @@
+"""Fixtures of all tests. Nothing here starts by itself: a test that names no fixture needs no engine and no root."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.gpus.make import SimulatedGPUs, build, read_inventory
+from tests.rig.namespace import enter_network_namespace
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = Path(os.environ.get("GPUCAMPUS_TEST_STATE", ROOT / ".state")) / "test-engine"
+NEEDS_ENGINE = ("docker", "hub", "browser", "images")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Move into a network namespace before anything has started a thread, when a selected test needs an engine."""
+    if session.config.option.collectonly:
+        return
+    if any(item.get_closest_marker(name) for item in session.items for name in NEEDS_ENGINE):
+        try:
+            enter_network_namespace()
+        except (OSError, RuntimeError) as error:
+            pytest.exit(str(error), returncode=1)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Add the containers' state and output to the report of a failed test."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if not report.failed or report.when == "teardown":
+        return
+    from tests.rig.engine import PrivateEngine  # noqa: PLC0415 - pure tests need no docker package
+
+    for value in getattr(item, "funcargs", {}).values():
+        if isinstance(value, PrivateEngine):
+            report.sections.append((f"containers on the engine {value.name}", _described(value)))
+
+
+def _described(engine: Any) -> str:
+    try:
+        return str(engine.describe())
+    except Exception as error:  # noqa: BLE001 - the engine may be what failed; the test's own failure is to be read
+        return f"(the engine does not answer: {error})\n{engine.log_tail()}"
+
+
+@pytest.fixture(scope="session")
+def plain_gpus(tmp_path_factory: pytest.TempPathFactory) -> SimulatedGPUs:
+    """Simulated GPUs with ordinary files for nodes: no root, no engine. Not to be changed; see `own_gpus`."""
+    return build(tmp_path_factory.mktemp("gpus"), plain=True)
+
+
+@pytest.fixture
+def own_gpus(plain_gpus: SimulatedGPUs, tmp_path: Path) -> SimulatedGPUs:
+    """A copy of the simulated GPUs whose inventory and nodes a test may change."""
+    folder = tmp_path / "gpus"
+    shutil.copytree(plain_gpus.folder, folder)
+    return SimulatedGPUs(folder=folder, devices=read_inventory(folder / "inventory.ini"))
+
+
+@pytest.fixture(scope="session")
+def device_gpus() -> SimulatedGPUs:
+    """Simulated GPUs with real device nodes, as the engines get them."""
+    shutil.rmtree(STATE / "gpus", ignore_errors=True)
+    return build(STATE / "gpus")
+
+
+@pytest.fixture(scope="session")
+def engine(device_gpus: SimulatedGPUs) -> Iterator[Any]:
+    """The machine's own Docker, started privately, with the stand-in hook on its PATH."""
+    from tests.rig.binaries import find_dockerd  # noqa: PLC0415
+
+    yield from _running("main", find_dockerd(), device_gpus, {})
+
+
+@pytest.fixture(scope="session")
+def default_runtime_engine(device_gpus: SimulatedGPUs) -> Iterator[Any]:
+    """An engine whose default runtime is NVIDIA's, so that a container's environment alone could grant GPUs."""
+    from tests.rig.binaries import find_dockerd  # noqa: PLC0415
+    from tests.rig.engine import HOOKS  # noqa: PLC0415
+
+    runtimes = {"nvidia": {"path": str(HOOKS / "nvidia-container-runtime")}}
+    yield from _running(
+        "default-runtime", find_dockerd(), device_gpus, {"runtimes": runtimes, "default-runtime": "nvidia"}
+    )
+
+
+@pytest.fixture(scope="session")
+def cdi_engine(device_gpus: SimulatedGPUs) -> Iterator[Any]:
+    """A Docker that knows CDI (26.1 or newer), with the spec of the simulated GPUs."""
+    from tests.rig.binaries import find_newer_dockerd  # noqa: PLC0415
+
+    config = {"features": {"cdi": True}, "cdi-spec-dirs": [str(device_gpus.cdi_dir)]}
+    yield from _running("cdi", find_newer_dockerd(STATE), device_gpus, config)
+
+
+def _running(name: str, dockerd: Path, gpus: SimulatedGPUs, config: dict[str, Any]) -> Iterator[Any]:
+    from tests.rig.engine import PrivateEngine  # noqa: PLC0415
+
+    private = PrivateEngine(name, dockerd=dockerd, cache=STATE, gpus=gpus, config=config)
+    try:
+        private.start()
+        yield private
+    finally:
+        private.stop()

@@ -1,0 +1,1 @@
+"""Tests with real containers on the private engine."""
