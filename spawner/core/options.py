@@ -23,7 +23,7 @@ MAX_MEMORY_BYTES = 1 << 50
 
 _KEYS = ("variant", "mode", "gpus", "memory")
 _ALLOWED_OBJECT = '{"variant": "cpu", "mode": "none", "gpus": 0, "memory": "4G"}'
-_SIZE = re.compile(r"([1-9][0-9]{0,15})(?:([KMGT])(?:i?B)?)?")
+_SIZE = re.compile(r"([1-9][0-9]{0,15})(?:([KMGT])i?B?)?")
 _SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _FORM_NUMBER = re.compile(r"[0-9]{1,4}")
 
