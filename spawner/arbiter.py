@@ -27,6 +27,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 TICK_S = 20.0
 STOP_GRACE_S = 10
+STOP_MARGIN_S = 15
 _ENDS_KEPT = 1000
 
 
@@ -246,7 +247,7 @@ class Arbiter:
 
     async def _stop(self, container_id: str, grace_s: int) -> None:
         try:
-            await self.engine.call("stop", container_id, timeout=grace_s, lane="slow", limit_s=grace_s + 15)
+            await self.engine.call("stop", container_id, timeout=grace_s, lane="slow", limit_s=grace_s + STOP_MARGIN_S)
         except EngineSaysGone:
             self.engine.cache.drop(container_id)
 

@@ -1,0 +1,93 @@
+"""place + reserve is one step: no interleaving gives one GPU to two people."""
+
+import asyncio
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from spawner.arbiter import Arbiter, Refused
+from spawner.core.ledger import Container, to_labels
+from spawner.core.model import Code
+from spawner.docker_api import Engine
+from tests.core.strategies import claim, gpu, lease, node
+
+GPUS = tuple(gpu(number) for number in range(4))
+
+
+@pytest.fixture
+def arbiter():
+    """An arbiter whose engine has been listed and is empty; nothing here calls the engine."""
+    engine = Engine()
+    engine.cache.fresh = True
+    numbers = iter(range(1_000_000))
+    yield Arbiter(
+        engine,
+        hub="campus",
+        nodes=lambda: (node(*GPUS),),
+        clock=lambda: datetime.now(UTC),
+        new_id=lambda: f"lease-{next(numbers)}",
+    )
+    engine.close()
+
+
+async def test_a_hundred_storms_give_no_gpu_twice_and_refuse_exactly_the_rest(arbiter):
+    dice = random.Random(20261130)
+
+    async def press_start(user: str) -> tuple[str, ...] | Code:
+        for _ in range(dice.randrange(4)):
+            await asyncio.sleep(0)
+        try:
+            granted = arbiter.reserve(claim(user=user), image="sha256:0").gpus
+        except Refused as refused:
+            return refused.refusal.code
+        await asyncio.sleep(0)
+        return granted
+
+    for _ in range(100):
+        answers = await asyncio.gather(*(press_start(f"user{number}") for number in range(len(GPUS) + 3)))
+        granted = [uuid for answer in answers if isinstance(answer, tuple) for uuid in answer]
+        assert sorted(granted) == sorted(item.uuid for item in GPUS)
+        assert answers.count(Code.GPUS_LEASED) == 3
+        arbiter._reserved.clear()
+
+
+def test_reservations_and_containers_of_one_lease_are_counted_once(arbiter):
+    held = arbiter.reserve(claim(), image="sha256:0")
+    arbiter.engine.cache.put(Container(id="1", name="n", state="created", labels=to_labels(held)))
+    assert arbiter.ledger().leases == (held,)
+
+
+def test_nothing_is_granted_while_the_engine_does_not_answer(arbiter):
+    arbiter.engine.cache.fresh = False
+    with pytest.raises(Refused) as refused:
+        arbiter.reserve(claim(gpus=0), image="sha256:0")
+    assert refused.value.refusal.code is Code.ENGINE_UNKNOWN
+
+
+def test_a_listing_never_forgets_a_container_by_itself(arbiter):
+    known = Container(id="1", name="n", state="running", labels=to_labels(lease(1, "GPU-00000001")))
+    arbiter.engine.cache.put(known)
+    assert arbiter.engine.cache.merge([]) == ["1"]
+    assert list(arbiter.engine.cache) == [known]
+
+
+@pytest.mark.parametrize(
+    ("actions", "state"),
+    [
+        pytest.param(["create"], "created", id="created"),
+        pytest.param(["create", "start"], "running", id="started"),
+        pytest.param(["create", "start", "oom"], "running", id="a-child-ran-out-of-memory"),
+        pytest.param(["create", "start", "pause"], "paused", id="paused"),
+        pytest.param(["create", "start", "die"], "exited", id="died"),
+        pytest.param(["create", "start", "die", "destroy"], None, id="removed"),
+    ],
+)
+def test_events_move_the_cache(arbiter, actions, state):
+    attributes = to_labels(lease(1, "GPU-00000001")) | {"name": "n", "image": "i", "maintainer": "m"}
+    for action in actions:
+        ended = arbiter.engine.cache.apply({"Action": action, "Actor": {"ID": "1", "Attributes": attributes}})
+        assert (ended == "1") == (action == "die")
+    found = arbiter.engine.cache.get("1")
+    assert (found.state if found else None) == state
+    assert found is None or arbiter.ledger().leases == (lease(1, "GPU-00000001"),)
