@@ -81,12 +81,13 @@ class Storage:
         homes = await self._survey()
         if isinstance(homes, Refusal):
             return homes
-        found = (read_marker(home["marker"], self._key) for home in homes if home["marker"] is not None)
-        owners = {home["name"]: home["owner"] for home in homes}
-        return sorted(
-            (person for person in found if person is not None and owners.get(person.home) == person.uid),
-            key=lambda person: person.uid,
-        )
+        persons = []
+        for home in homes:
+            person = read_marker(home["marker"] or "", self._key)
+            # a marker is proved, not where it lies: somebody could copy another's into their own home
+            if person is not None and person.home == home["name"] and person.uid == home["owner"]:
+                persons.append(person)
+        return sorted(persons, key=lambda person: person.uid)
 
     async def taken_uids(self) -> frozenset[int] | Refusal:
         """List the uids that have something below the root, whatever its owner or marker: never to be allotted."""
