@@ -271,7 +271,8 @@ async def test_a_hung_root_refuses_in_time_and_gets_no_second_visitor(root, tmp_
     (pid,) = map(int, pid_file.read_text().split())
     os.kill(pid, signal.SIGKILL)
     monkeypatch.undo()
-    assert await wait_until(lambda: prepared(storage), timeout=10)
+    answers_again: bool = await wait_until(lambda: prepared(storage), timeout=10)
+    assert answers_again
 
 
 async def prepared(storage: Storage) -> bool:
