@@ -1,0 +1,53 @@
+# `make help` lists the targets. All of them run on a machine that has only git and make (Debian 12 or newer, Ubuntu 24.04).
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help run stop clean images test test-core test-packages lint format lock
+
+BIN := .venv/bin
+SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
+NEEDS_ENGINE := docker or hub or browser or images
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+run: ## Bring what is missing, start proxy, sign-in and hub; Ctrl-C ends the hub only
+	@deploy/run up
+
+stop: ## End the hub, the proxy and the sign-in, and remove the servers' containers; homes stay
+	@deploy/run stop
+
+clean: ## make stop, then remove what the project made: images, network, state, packages; homes only with HOMES=1
+	@deploy/run clean
+
+images: ## Build every variant of images/catalog.toml that is not current
+	@deploy/run packages
+	@$(BIN)/python -m deploy.build_images
+
+test: test-core ## Run all tests; those of engine, hub and browser start a private Docker Engine (root)
+	@deploy/run test-tools
+	@$(BIN)/python -m deploy.node_packages
+	@$(BIN)/python -m deploy.build_images --fetch
+	$(BIN)/python -m pytest -m "$(NEEDS_ENGINE)"
+
+test-core: test-packages ## Run the tests that need neither root nor Docker (under 30 s)
+	$(BIN)/python -m pytest -m "not ($(NEEDS_ENGINE))"
+
+test-packages:
+	@deploy/run packages dev
+
+lint: test-packages ## Check style, types, import directions, shell scripts, Dockerfiles
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/shellcheck $(SHELL_FILES)
+	$(BIN)/shfmt --indent 4 --case-indent --diff $(SHELL_FILES)
+	$(BIN)/hadolint images/*/Dockerfile
+
+format: test-packages ## Bring Python and shell files into the one form
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/shfmt --indent 4 --case-indent --write $(SHELL_FILES)
+
+lock: test-packages ## Make all locks anew from their .in files (the CPU wheel of PyTorch from UV_FIND_LINKS or its index)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" deploy/lock

@@ -1,0 +1,72 @@
+"""The Docker Engine of this machine: the one that answers, else Debian's, installed and started."""
+
+import os
+import shutil
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException
+
+from deploy import processes
+from deploy.steps import Problem, call
+
+__all__ = ["PID_FILE", "apt_install", "ensure"]
+
+PID_FILE = "dockerd.pid"
+START_S = 60
+
+
+def ensure(state: Path) -> str:
+    """Make sure that an engine answers and can limit memory; return a few words about it."""
+    info = _info()
+    how = ""
+    if info is None:
+        if host := os.environ.get("DOCKER_HOST"):
+            raise Problem(f"DOCKER_HOST is {host}, but no engine answers there: start it, or unset DOCKER_HOST.")
+        if shutil.which("dockerd") is None:
+            apt_install(["docker.io", "iptables"], state)
+            how = ", installed"
+        info = _info() or _start(state)
+    if not info.get("MemoryLimit"):
+        raise Problem("The Docker Engine cannot limit memory here (no memory cgroup), so one person could take it all.")
+    return f"Docker {info['ServerVersion']}{how}"
+
+
+def apt_install(packages: list[str], state: Path) -> None:
+    """Install Debian packages without their recommendations."""
+    if shutil.which("apt-get") is None:
+        raise Problem(f"Missing: {', '.join(packages)}. This is not Debian or Ubuntu: install them your system's way.")
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    log, apt = state / "log/setup.log", ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    call([*apt, "update"], log=log, env=env)
+    call([*apt, "install", "--yes", "--no-install-recommends", *packages], log=log, env=env)
+
+
+def _info() -> dict[str, object] | None:
+    try:
+        client = docker.from_env(timeout=10)
+    except DockerException:
+        return None
+    try:
+        return dict(client.info())
+    except (DockerException, OSError):
+        return None
+    finally:
+        client.close()
+
+
+def _start(state: Path) -> dict[str, object]:
+    """Start the engine: by systemd where that runs, else as a process of its own."""
+    log = state / "log/dockerd.log"
+    if Path("/run/systemd/system").is_dir():
+        call(["systemctl", "enable", "--now", "docker"], log=state / "log/setup.log")
+        running = lambda: True  # noqa: E731 - systemd restarts it
+    else:
+        file = state / "run" / PID_FILE
+        command = ["dockerd", "--pidfile", str(state / "run/dockerd.own.pid")]
+        started = processes.read(file) or processes.start(file, command, log=log, env=os.environ)
+        running = lambda: started.alive  # noqa: E731
+    processes.wait_until(
+        lambda: _info() is not None, what="The Docker Engine", running=running, log=log, limit_s=START_S
+    )
+    return _info() or {}

@@ -1,0 +1,210 @@
+"""`make run`: bring what is missing, start the proxy and the sign-in, and run the hub in the foreground.
+
+Each step looks first whether its work is done, so the command can be repeated, and a run that broke off goes on. Proxy,
+sign-in and servers are no children of the hub: Ctrl-C ends the hub alone, and the next run finds them working.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+from deploy import build_images, engine, node_packages, processes, wheels
+from deploy.demo.setup import Demo, DemoError, accounts_table
+from deploy.demo.setup import prepare as prepare_demo
+from deploy.processes import Program
+from deploy.steps import ROOT, Problem, exit_with, state_folder, step
+from spawner import settings as settings_file
+from spawner.settings import Settings, SettingsError
+
+__all__ = ["HUB", "PROXY", "SIGN_IN", "main"]
+
+HUB, PROXY, SIGN_IN = "hub.pid", "proxy.pid", "sign-in.pid"
+READY_S = 120
+
+
+def main() -> int:
+    """Do all steps, then wait for the hub to end; its exit status is ours."""
+    state = state_folder()
+    os.environ["GPUCAMPUS_STATE"] = str(state)
+    try:
+        with _only_one(state):
+            prepare(state)
+            settings, demo = bring_settings(state)
+            if demo is not None:
+                with step("Sign-in") as note:
+                    note.text = start_sign_in(state, demo)
+            with step("Proxy") as note:
+                note.text = start_proxy(state, settings)
+            hub = start_hub(state, settings)
+    except (Problem, DemoError, SettingsError, build_images.BuildError, wheels.WheelError) as error:
+        exit_with(error)
+    welcome(settings, demo)
+    if hub is None:
+        print("  The hub has been running already. `make stop` ends it.\n")
+        return 0
+    print(f"  Ctrl-C ends the hub, not the servers. Its log: {state / 'log/hub.log'}\n", flush=True)
+    return wait_for(hub, state)
+
+
+def prepare(state: Path) -> None:
+    """Bring engine, Node packages and images."""
+    with step("Docker Engine") as note:
+        note.text = engine.ensure(state)
+    missing = [] if shutil.which("mmdebstrap") else ["mmdebstrap"]
+    missing += [] if build_images.KEYRING.exists() else ["debian-archive-keyring"]  # Ubuntu
+    missing += [] if shutil.which("gcc") else ["gcc", "libc6-dev"]  # for the demo's stand-in driver library
+    if missing:
+        with step("Debian packages") as note:
+            engine.apt_install(missing, state)
+            note.text = ", ".join(missing)
+    with step("Node packages"):
+        node_packages.ensure(state)
+    listed = build_images.read_catalog()
+    with step("Base image"):
+        build_images.build_base(build_images.connect(), listed.base, build_images.cache_folder())
+    _build_variant(listed.default.name, [variant.name for variant in listed.variants if not variant.torch])
+
+
+def _build_variant(name: str, without_torch: list[str]) -> None:
+    """Build the default variant; where its PyTorch is not to be had, say so and build what needs none."""
+    reason = None
+    with step(f"Image {name}") as note:
+        try:
+            build_images.build(name)
+        except wheels.WheelError as error:
+            if not without_torch or name in without_torch:
+                raise
+            reason, note.text = error, "left out"
+    if reason is not None:
+        print(f"  {reason} The variant {name} is left out for now; {without_torch[0]} takes its place.")
+        with step(f"Image {without_torch[0]}"):
+            build_images.build(without_torch[0])
+
+
+def bring_settings(state: Path) -> tuple[Settings, Demo | None]:
+    """Read the operator's settings; where there are none, make the demo and read its settings."""
+    demo = None
+    if settings_file.locate().resolve() == state / "settings.toml":
+        with step("Demo: accounts, GPUs, settings") as note:
+            demo = prepare_demo(state)
+            note.text = "GPUs are simulated" if demo.simulated else ""
+    os.environ["GPUCAMPUS_SETTINGS"] = str(settings_file.locate().resolve())
+    return settings_file.load(), demo
+
+
+def start_sign_in(state: Path, demo: Demo) -> str:
+    """Start the demo's identity provider unless it answers."""
+    command = [str(Path(sys.executable).with_name("node")), str(ROOT / "deploy/demo/idp.mjs"), str(demo.folder)]
+    program = Program(what="The sign-in", pid_file=SIGN_IN, command=tuple(command), env=node_packages.environment())
+    return program.ensure(state, f"{demo.issuer}/.well-known/openid-configuration")
+
+
+def start_proxy(state: Path, settings: Settings) -> str:
+    """Start the proxy unless it answers; it sends each person's host name to that person's server."""
+    public, api = urlsplit(settings.hub.public_url), settings.hub.proxy_api_port
+    token = secret(state, "proxy_token")
+    command = [str(Path(sys.executable).with_name("node")), str(node_packages.PROXY), "--ip", "127.0.0.1"]
+    command += ["--port", str(public.port or 80), "--api-ip", "127.0.0.1", "--api-port", str(api)]
+    command += ["--host-routing"]
+    command += ["--error-target", f"http://{settings.network.gateway}:{settings.hub.hub_port}/hub/error"]
+    env = node_packages.environment() | {"CONFIGPROXY_AUTH_TOKEN": token}
+    program = Program(what="The proxy", pid_file=PROXY, command=tuple(command), env=env)
+    return program.ensure(state, f"http://127.0.0.1:{api}/api/routes", {"Authorization": f"token {token}"})
+
+
+def start_hub(state: Path, settings: Settings) -> subprocess.Popen[bytes] | None:
+    """Start the hub and wait until it answers through the proxy; None where one runs already."""
+    file, log = state / "run" / HUB, state / "log/hub.log"
+    if processes.read(file) is not None:
+        return None
+    bin_folder = Path(sys.executable).parent
+    env = node_packages.environment() | {
+        "JUPYTERHUB_CRYPT_KEY": secret(state, "crypt_key"),
+        "CONFIGPROXY_AUTH_TOKEN": secret(state, "proxy_token"),
+    }
+    command = [str(bin_folder / "jupyterhub"), "-f", str(ROOT / "jupyterhub_config.py")]
+    address = f"http://127.0.0.1:{urlsplit(settings.hub.public_url).port or 80}/hub/health"
+    host = {"Host": urlsplit(settings.hub.public_url).netloc}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with step("Hub"), log.open("wb") as output:
+        # in our process group: Ctrl-C reaches it like any program in the foreground
+        hub = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=state)
+        processes.record(file, hub.pid, command)
+        try:
+            processes.wait_until(
+                lambda: processes.answers(address, headers=host) == 200,
+                what="The hub",
+                running=lambda: hub.poll() is None,
+                log=log,
+                limit_s=READY_S,
+            )
+        except BaseException:
+            hub.terminate()
+            hub.wait()
+            raise
+    return hub
+
+
+def wait_for(hub: subprocess.Popen[bytes], state: Path) -> int:
+    """Wait for the hub to end; a request to end is passed on, and the terminal's own Ctrl-C reaches it by itself."""
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            hub.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    status = hub.wait()
+    (state / "run" / HUB).unlink(missing_ok=True)
+    if status not in {0, -signal.SIGINT, -signal.SIGTERM}:
+        log = state / "log/hub.log"
+        print(f"\nThe hub ended by itself ({status}); its log {log} says:\n{processes.tail(log)}", file=sys.stderr)
+        return 1
+    print("\nThe hub has ended; servers, proxy and sign-in go on. `make run` brings it back, `make stop` ends them.")
+    return 0
+
+
+def welcome(settings: Settings, demo: Demo | None) -> None:
+    """Say where to sign in, and as whom."""
+    print(f"\n  {settings.hub.public_url}{'  (GPUs are simulated)' if settings.gpus.simulated else ''}\n")
+    if demo is not None:
+        print(f"{accounts_table(demo.passwords)}\n")
+
+
+def secret(state: Path, name: str) -> str:
+    """Read a secret of the hub; made at the first run, readable by root alone."""
+    file = state / "secrets" / name
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex(32) + "\n")
+    return file.read_text().strip()
+
+
+@contextmanager
+def _only_one(state: Path) -> Iterator[None]:
+    """Let one `make run` at a time prepare and start things."""
+    file = state / "run/up.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Problem("Another `make run` is at work with this state folder: wait for it, or end it.") from error
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted; `make run` goes on from here.")
