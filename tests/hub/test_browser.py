@@ -101,10 +101,10 @@ def sign_in(visit: Visit, url: str, name: str, password: str) -> None:
     if button.is_visible():
         button.click()
     expect(field).to_be_visible()
-    page.locator("form input[type=text], form input[autocomplete=username]").first.fill(name)
+    page.get_by_label("Account").fill(name)
     field.fill(password)
     visit.shot("01-sign-in")
-    page.locator("form [type=submit]").first.click()
+    page.get_by_role("button", name="Sign in", exact=True).click()
 
 
 def start(visit: Visit, lab: str) -> None:
@@ -120,13 +120,15 @@ def stop(visit: Visit, url: str) -> None:
     """Stop the server from the hub's control panel."""
     visit.page.goto(f"{url}/hub/home")
     visit.page.get_by_role("button", name="Stop My Server").click()
-    expect(visit.page.get_by_role("button", name="Start My Server")).to_be_visible(timeout=STEP_MS * 2)
+    expect(visit.page.get_by_text("Your server is stopped.")).to_be_visible(timeout=STEP_MS * 2)
 
 
 def run_cell(visit: Visit, code: str) -> dict[str, Any]:
     """Open a notebook from the launcher, run one cell, and read the object it prints."""
     page = visit.page
     page.locator(".jp-LauncherCard[data-category=Notebook]").first.click(timeout=START_MS)
+    # A cell that is run before the kernel is connected is dropped without a word.
+    expect(page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first).to_be_visible(timeout=START_MS)
     editor = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
     editor.click()
     page.keyboard.insert_text(code)  # as pasted: typed keys would close brackets twice
