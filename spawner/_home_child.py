@@ -136,7 +136,10 @@ def read_marker(home_fd: int) -> str | None:
 
 
 def survey(root: str) -> list[dict[str, Any]]:
-    """List the folders of the root whose name is a number, with owner and marker; one level, never below."""
+    """List the folders of the root whose name is a number, with owner and marker; one level, never below.
+
+    A marker is read only in a folder that its own number owns.
+    """
     root_fd = os.open(root, FOLDER)
     homes = []
     for name in os.listdir(root_fd):  # noqa: PTH208  # of the folder opened, not of a path

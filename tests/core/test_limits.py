@@ -41,6 +41,11 @@ def test_the_ends_of_the_range_are_allowed(memory_bytes):
     assert given_limits(memory_bytes).memory_bytes == memory_bytes
 
 
+def test_shared_memory_and_tmp_shrink_with_the_memory():
+    limits = given_limits(MIN_MEMORY_BYTES)
+    assert (limits.shm_bytes, limits.tmp_bytes) == (MIN_MEMORY_BYTES, MIN_MEMORY_BYTES)
+
+
 @pytest.mark.parametrize("memory_bytes", [-1, 0, 1, MIN_MEMORY_BYTES - 1, STUDENT.memory_bytes + 1, 1 << 200])
 def test_outside_the_range_is_refused_with_the_range(memory_bytes):
     refusal = limits_for(STUDENT, memory_bytes, DEFAULTS)

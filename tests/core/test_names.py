@@ -71,6 +71,8 @@ def test_what_passes_is_one_harmless_path_component(name):
 @example("")
 @example("0")
 @example("a--b")
+@example("a" * 40)
+@example("a" * 41)
 @example("\ud800")
 @example("İ")
 def test_slug_is_legal_in_a_container_name(name):
