@@ -137,8 +137,8 @@ def _current(client: docker.DockerClient, reference: str, inputs: str) -> str | 
 
 def _registry_answers(reference: str) -> bool:
     """Whether the registry of the reference answers in time; 401 is an answer, too."""
-    host = reference.split("/", maxsplit=1)[0]
-    if "." not in host and ":" not in host and host != "localhost":
+    host, slash, _ = reference.partition("/")
+    if not slash or ("." not in host and ":" not in host and host != "localhost"):
         host = "registry-1.docker.io"
     try:
         urllib.request.urlopen(f"https://{host}/v2/", timeout=REGISTRY_ANSWERS_S)

@@ -26,7 +26,7 @@ def ensure(state: Path) -> None:
         return
     npm = Path(sys.executable).with_name("npm")
     # none of the packages needs its install script
-    command = [str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    command = [str(npm), "ci", "--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund"]
     call(command, log=state / "log/setup.log", env=environment(), cwd=DEPLOY)
     _STAMP.write_text(want)
 

@@ -1,0 +1,1 @@
+"""Tests of what `make run` does, and of the image build."""

@@ -1,0 +1,79 @@
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deploy import build_images
+from deploy.build_images import BuildError
+
+
+def packed(context: dict[str, Path]) -> bytes:
+    archive = io.BytesIO()
+    build_images._pack(context, archive)
+    return archive.getvalue()
+
+
+def test_the_context_is_the_same_for_the_same_files_whoever_owns_them_and_whenever_they_were_made(tmp_path: Path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        (folder / "Dockerfile").write_text("FROM scratch\n")
+        (folder / "setup").write_text("#!/bin/sh\n")
+        (folder / "setup").chmod(0o755 if folder is one else 0o700)
+    names = ("setup", "Dockerfile")
+    assert packed({name: one / name for name in names}) == packed({name: other / name for name in reversed(names)})
+
+
+def test_programs_stay_programs_in_the_context(tmp_path: Path):
+    program = tmp_path / "setup"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with tarfile.open(fileobj=io.BytesIO(packed({"setup": program}))) as tar:
+        (member,) = tar.getmembers()
+    assert (member.mode, member.uid, member.mtime) == (0o755, 0, 0)
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "name", "text"])
+def test_whatever_changes_an_image_changes_the_hash_of_its_inputs(tmp_path: Path, change: str):
+    file = tmp_path / "Dockerfile"
+    file.write_text("FROM scratch\n")
+    before = build_images._hash([file], "base")
+    text = "base"
+    if change == "content":
+        file.write_text("FROM other\n")
+    elif change == "mode":
+        file.chmod(0o755)
+    elif change == "name":
+        file = file.rename(tmp_path / "Containerfile")
+    else:
+        text = "another base"
+    assert build_images._hash([file], text) != before
+
+
+def test_an_unknown_variant_is_answered_with_those_that_exist():
+    with pytest.raises(BuildError, match=r"nonsense is not a variant .* cpu, plain"):
+        build_images.build("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("reference", "host"),
+    [
+        ("debian@sha256:0", "registry-1.docker.io"),
+        ("library/debian@sha256:0", "registry-1.docker.io"),
+        ("registry.example.org/debian@sha256:0", "registry.example.org"),
+        ("localhost:5000/debian@sha256:0", "localhost:5000"),
+    ],
+)
+def test_the_registry_that_a_reference_names_is_the_one_asked(
+    reference: str, host: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def refuse(address: str, timeout: float) -> None:
+        asked.append((address, timeout))
+        raise OSError
+
+    monkeypatch.setattr("deploy.build_images.urllib.request.urlopen", refuse)
+    assert not build_images._registry_answers(reference)
+    assert asked == [(f"https://{host}/v2/", 5)]
