@@ -231,6 +231,7 @@ async def test_a_forged_marker_is_not_believed_but_its_uid_stays_taken(storage, 
 async def test_a_marker_counts_only_in_a_home_of_its_own_uid(storage, root):
     await storage.ensure_home(person())
     os.chown(root / str(UID), 1234, 1234)
+    os.chown(root / str(UID) / MARKER, 1234, 1234)
     assert await storage.known_homes() == []
     assert await storage.taken_uids() >= {UID, 1234}
 
