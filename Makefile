@@ -39,10 +39,13 @@ lint: test-packages ## Check style, types, import directions, shell scripts, Doc
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases --exclude idle_culler_config deploy
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck $(SHELL_FILES)
 	$(BIN)/shfmt --indent 4 --case-indent --diff $(SHELL_FILES)
 	$(BIN)/hadolint images/*/Dockerfile
+	@# H052: the page of a starting server reloads itself only where scripts are off
+	$(BIN)/djlint --quiet --lint --profile jinja --ignore H052 spawner/pages/templates
 
 format: test-packages ## Bring Python and shell files into the one form
 	$(BIN)/ruff check --fix
