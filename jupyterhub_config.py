@@ -1,5 +1,6 @@
 """Wiring only: settings in, JupyterHub's traits out. Rules are in spawner/, values in the settings file."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ try:
 except (SettingsError, auth.ProviderError) as error:
     sys.exit(f"gpucampus: {error}")
 runtime.prepare(settings)
+runtime.begin_soon()
+logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
 here, hub, gateway = Path(__file__).parent, settings.hub, settings.network.gateway
 
 c = get_config()

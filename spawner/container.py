@@ -3,6 +3,7 @@
 Reasons are in docs/explanation/decisions.md (no root, nothing written outside home and tmpfs, no swap, no privileges).
 """
 
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,9 +79,6 @@ def host_config(
         GPU drivers pin memory, so that such a server may lock it.
     """
     tmpfs_options = "mode=1777,nosuid,nodev"
-    memory_lock = (
-        [ulimit("memlock", limits.memory_bytes, limits.memory_bytes)] if with_gpus and _may_raise_limits() else []
-    )
     return {
         "auto_remove": False,  # the exit state is read first
         "mem_limit": limits.memory_bytes,
@@ -100,7 +98,7 @@ def host_config(
             "/tmp": f"size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
             "/run": f"size={_RUN_BYTES},nr_inodes=10000,{tmpfs_options}",
         },
-        "ulimits": [ulimit("core", 0, 0), ulimit("nofile", limits.nofile, limits.nofile), *memory_lock],
+        "ulimits": _ulimits(limits, with_gpus=with_gpus),
         "log_config": _LOG,
         "group_add": [str(person.uid)],
         "mounts": [
@@ -113,6 +111,17 @@ def host_config(
         "devices": [],
         **injected.host_config,
     }
+
+
+def _ulimits(limits: Limits, *, with_gpus: bool) -> list[Any]:
+    """No core files; open files and, for GPU drivers, locked memory as far as this machine lets the engine go."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    may_raise = _may_raise_limits()
+    files = limits.nofile if may_raise or most_files == resource.RLIM_INFINITY else min(limits.nofile, most_files)
+    found = [ulimit("core", 0, 0), ulimit("nofile", files, files)]
+    if with_gpus and may_raise:
+        found.append(ulimit("memlock", limits.memory_bytes, limits.memory_bytes))
+    return found
 
 
 def _may_raise_limits() -> bool:

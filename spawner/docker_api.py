@@ -29,6 +29,7 @@ from spawner.core.ledger import LABEL, Container
 
 __all__ = [
     "Engine",
+    "EngineFails",
     "EngineRefuses",
     "EngineSaysGone",
     "EngineUnknown",
@@ -53,6 +54,10 @@ _ENDED = frozenset({"exited", "dead"})
 
 class EngineUnknown(Exception):  # noqa: N818 - a state of knowledge, not an error of ours
     """The engine did not answer, or answered that it is in trouble: whether the call had an effect is not known."""
+
+
+class EngineFails(EngineUnknown):
+    """The engine answered that it could not (5xx); its words are in the text. Part of it may have been done."""
 
 
 class EngineSaysGone(Exception):  # noqa: N818
@@ -363,5 +368,6 @@ def _kind_of(error: Exception, method: str) -> Exception:
         return EngineSaysGone(str(error.explanation))
     if isinstance(error, APIError) and error.response is not None and error.response.status_code < 500:
         return EngineRefuses(f"{method}: {error.explanation}")
-    text = error.explanation if isinstance(error, APIError) else error
-    return EngineUnknown(f"{method}: {text}")
+    if isinstance(error, APIError):
+        return EngineFails(f"{method}: {error.explanation}")
+    return EngineUnknown(f"{method}: {error}")

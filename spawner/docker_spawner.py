@@ -21,9 +21,9 @@ from spawner.core.entitlements import entitlement_for, roles_for
 from spawner.core.ledger import LABEL
 from spawner.core.limits import limits_for
 from spawner.core.model import Claim, Code, Person, Refusal
-from spawner.core.names import check_name, server_slug
+from spawner.core.names import check_name, printable, server_slug
 from spawner.core.options import check_choice, from_form, parse_choice
-from spawner.docker_api import EngineRefuses, EngineUnknown
+from spawner.docker_api import EngineFails, EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
 from spawner.messages import Phase, ended, phase, sentence
@@ -383,8 +383,8 @@ class GPUDockerSpawner(DockerSpawner):
         """Turn a refusal into the one exception that the hub shows to people."""
         if isinstance(error, Refused):
             refusal = error.refusal
-        elif isinstance(error, EngineRefuses):
-            refusal = Refusal.of(Code.ENGINE_REFUSED, why=str(error))
+        elif isinstance(error, EngineRefuses | EngineFails):
+            refusal = Refusal.of(Code.ENGINE_REFUSED, why=printable(str(error), 300))
         else:
             refusal = Refusal.of(Code.ENGINE_UNKNOWN)
         text = sentence(refusal, shared.settings.hub.language)

@@ -128,8 +128,8 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "zh": "容器引擎没有响应，因此未启动任何服务。正在运行的服务器不受影响；请稍后再试。",
     },
     Code.ENGINE_REFUSED: {
-        "en": "The container engine turned the start down: {why}. The operator has to look at it.",
-        "zh": "容器引擎拒绝启动：{why}。需要管理员处理。",
+        "en": "The container engine could not start your server: {why}. Nothing is left of it; the operator has to look at it.",
+        "zh": "容器引擎无法启动您的服务器：{why}。未留下任何内容；需要管理员处理。",
     },
     Code.NOT_CHOSEN: {
         "en": "A link never starts a server. Look at the choices and press Start.",

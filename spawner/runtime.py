@@ -23,9 +23,9 @@ from spawner.records import Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
 
-__all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
+__all__ = ["Runtime", "begin_soon", "current", "current_or_none", "get", "prepare"]
 
-LOG = logging.getLogger("gpucampus")
+LOG = logging.getLogger(__name__)
 BEGIN_TIMEOUT_S = 10.0
 INVENTORY_S = 30.0
 
@@ -124,6 +124,7 @@ class Runtime:
 
 
 _runtime: asyncio.Task[Runtime] | None = None
+_begun: asyncio.Task[Runtime] | None = None
 
 
 async def get() -> Runtime:
@@ -132,6 +133,15 @@ async def get() -> Runtime:
     if _runtime is None or (_runtime.done() and _runtime.exception() is not None):
         _runtime = asyncio.create_task(_make())
     return await asyncio.shield(_runtime)
+
+
+def begin_soon() -> None:
+    """Begin beside the hub's own start, so that the first person does not wait for it; needs a running event loop."""
+    global _begun  # noqa: PLW0603 - a task that nobody holds may be collected
+    try:
+        _begun = asyncio.get_running_loop().create_task(get())
+    except RuntimeError:  # a command such as `jupyterhub upgrade-db` reads the configuration only
+        return
 
 
 def current() -> Runtime:

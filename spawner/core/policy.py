@@ -51,7 +51,9 @@ def gpus_held(user: str, leases: Sequence[Lease]) -> int:
     return sum(len(lease.gpus) for lease in leases if lease.user == user)
 
 
-def _place_whole(claim: Claim, nodes: Sequence[Node], leases: Sequence[Lease], withheld: frozenset[str]) -> Placement | Refusal:
+def _place_whole(
+    claim: Claim, nodes: Sequence[Node], leases: Sequence[Lease], withheld: frozenset[str]
+) -> Placement | Refusal:
     taken = frozenset(uuid for lease in leases for uuid in lease.gpus)
     best: tuple[int, str, tuple[str, ...]] | None = None
     for node in nodes:
