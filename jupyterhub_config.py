@@ -1,6 +1,5 @@
 """Wiring only: settings in, JupyterHub's traits out. Rules are in spawner/, values in the settings file."""
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -11,13 +10,11 @@ from spawner.settings import SettingsError, load
 
 try:
     settings = load()
-    provider = auth.discover(settings.sign_in.issuer)
+    provider, client_secret = auth.discover(settings.sign_in.issuer), settings.sign_in.client_secret()
 except (SettingsError, auth.ProviderError) as error:
     sys.exit(f"gpucampus: {error}")
 runtime.prepare(settings)
-runtime.begin_soon()
-logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
-here, hub, gateway = Path(__file__).parent, settings.hub, settings.network.gateway
+hub, gateway = settings.hub, settings.network.gateway
 
 c = get_config()
 
@@ -37,7 +34,7 @@ c.JupyterHub.template_vars = pages.template_vars(hub.language, simulated=setting
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 1}
 
 c.JupyterHub.spawner_class = GPUDockerSpawner
-c.JupyterHub.allow_named_servers = True
+c.JupyterHub.allow_named_servers = hub.servers_per_person > 1
 c.JupyterHub.named_server_limit_per_user = hub.servers_per_person - 1  # the default server is not a named one
 c.Spawner.start_timeout = settings.containers.start_timeout + 60  # our own wait ends first and says why
 c.Spawner.http_timeout = 60
@@ -49,12 +46,10 @@ c.Authenticator.enable_auth_state = True
 c.Authenticator.manage_groups = True
 c.Authenticator.refresh_pre_spawn = True
 c.Authenticator.admin_groups = set(sign_in.admin_groups)
-c.Authenticator.allowed_groups = {group for role in settings.roles.values() for group in role.groups} | set(
-    sign_in.admin_groups
-)
+c.Authenticator.allowed_groups = set(settings.allowed_groups())
 c.OAuthenticator.login_service = sign_in.title
 c.OAuthenticator.client_id = sign_in.client_id
-c.OAuthenticator.client_secret = sign_in.client_secret_file.read_text(encoding="utf-8").strip()
+c.OAuthenticator.client_secret = client_secret
 c.OAuthenticator.oauth_callback_url = f"{hub.public_url}/hub/oauth_callback"
 c.OAuthenticator.authorize_url = provider["authorization_endpoint"]
 c.OAuthenticator.token_url = provider["token_endpoint"]
@@ -65,14 +60,9 @@ c.OAuthenticator.username_claim = sign_in.username_claim
 c.OAuthenticator.auth_state_groups_key = f"oauth_user.{sign_in.groups_claim}"
 c.OAuthenticator.http_request_kwargs = {"connect_timeout": 3, "request_timeout": 5}
 
-idle_culler = [
-    sys.executable,
-    "-m",
-    "jupyterhub_idle_culler",
-    "--config",
-    str(here / "deploy" / "idle_culler_config.py"),
-]
-idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}", "--cull-every=60"]
+rule = Path(__file__).parent / "deploy" / "idle_culler_config.py"
+idle_culler = [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
+idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}"]
 c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}]
 scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers", "admin:server_state"]
 c.JupyterHub.load_roles = [{"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}]

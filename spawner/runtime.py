@@ -23,7 +23,7 @@ from spawner.records import Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
 
-__all__ = ["Runtime", "begin_soon", "current", "current_or_none", "get", "prepare"]
+__all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
 
 LOG = logging.getLogger(__name__)
 BEGIN_TIMEOUT_S = 10.0
@@ -135,7 +135,7 @@ async def get() -> Runtime:
     return await asyncio.shield(_runtime)
 
 
-def begin_soon() -> None:
+def _begin_soon() -> None:
     """Begin beside the hub's own start, so that the first person does not wait for it; needs a running event loop."""
     global _begun  # noqa: PLW0603 - a task that nobody holds may be collected
     try:
@@ -157,7 +157,8 @@ def current_or_none() -> Runtime | None:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the engine ready before the hub starts; SystemExit with one line where it can never serve us."""
+    """Make engine and process ready before the hub starts; SystemExit in one line where the engine can never serve us."""
+    logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
     network = settings.network
     try:
         prepare_host(network.name, network.bridge, network.subnet)
@@ -166,6 +167,7 @@ def prepare(settings: Settings) -> None:
     except EngineUnknown as error:
         # servers may be running all the same: start, and treat them as unknown
         LOG.error("the container engine does not answer: %s", error)  # noqa: TRY400 - for the operator, no traceback
+    _begin_soon()
 
 
 async def _make() -> Runtime:

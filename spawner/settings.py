@@ -111,6 +111,16 @@ class SignInSettings(_Section):
     groups_claim: Annotated[str, Field(min_length=1)] = "groups"
     admin_groups: tuple[str, ...] = ()
 
+    def client_secret(self) -> str:
+        """Read the secret; SettingsError where its file cannot be read or is empty."""
+        try:
+            secret = self.client_secret_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"sign_in.client_secret_file = {self.client_secret_file}: {error}") from error
+        if not secret:
+            raise SettingsError(f"sign_in.client_secret_file = {self.client_secret_file}: the file is empty")
+        return secret
+
 
 class RoleSettings(_Section):
     """What the members of some groups may ask for."""
@@ -118,8 +128,8 @@ class RoleSettings(_Section):
     groups: Annotated[tuple[str, ...], Field(min_length=1)]
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     modes: tuple[Mode, ...] = (Mode.NONE,)
-    memory: Size = 4 << 30
-    default_memory: Size = 2 << 30
+    memory: Size  # no default: a container without a memory limit of somebody's choice must not exist
+    default_memory: Size
     cpus: Annotated[float, Field(gt=0, le=1024)] = 2.0
     max_runtime: Duration = 8 * 3600
     idle: Duration = 3600
@@ -203,6 +213,12 @@ class Settings(_Section):
                 ),
             )
             for name, role in self.roles.items()
+        )
+
+    def allowed_groups(self) -> frozenset[str]:
+        """Every group whose members may sign in: those of the roles, and the administrators'."""
+        return frozenset(group for role in self.roles.values() for group in role.groups).union(
+            self.sign_in.admin_groups
         )
 
     def container_defaults(self) -> ContainerDefaults:

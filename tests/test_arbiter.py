@@ -38,9 +38,9 @@ async def test_a_hundred_storms_give_no_gpu_twice_and_refuse_exactly_the_rest(ar
         for _ in range(dice.randrange(4)):
             await asyncio.sleep(0)
         try:
-            granted = arbiter.reserve(claim(user=user), image="sha256:0").gpus
+            granted: tuple[str, ...] = arbiter.reserve(claim(user=user), image="sha256:0").gpus
         except Refused as refused:
-            return refused.refusal.code
+            return Code(refused.refusal.code)
         await asyncio.sleep(0)
         return granted
 

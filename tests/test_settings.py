@@ -20,6 +20,8 @@ client_id = "gpucampus"
 client_secret_file = "/etc/gpucampus/client_secret"
 [roles.student]
 groups = ["students"]
+memory = "8G"
+default_memory = "4G"
 """
 
 
@@ -113,10 +115,14 @@ def test_example_shows_the_defaults(tmp_path):
         pytest.param("[roles.BIG]\ngroups = ['x']", ["roles.BIG = 'BIG'"], id="role-name"),
         pytest.param("[roles.ta]\ngroups = []", ["roles.ta.groups"], id="role-without-groups"),
         pytest.param(
-            "[roles.ta]\ngroups = ['x']\nmodes = ['exclusive']", ["roles.ta:", "gpus is 0"], id="mode-without-gpus"
+            "[roles.ta]\ngroups = ['x']\nmodes = ['exclusive']\nmemory = '2G'\ndefault_memory = '1G'",
+            ["roles.ta:", "gpus is 0"],
+            id="mode-without-gpus",
         ),
         pytest.param(
-            "[roles.ta]\ngroups = ['x']\nmemory = '1G'", ["roles.ta:", "default_memory"], id="default-above-most"
+            "[roles.ta]\ngroups = ['x']\nmemory = '1G'\ndefault_memory = '2G'",
+            ["roles.ta:", "default_memory"],
+            id="default-above-most",
         ),
         pytest.param("[gpus]\ninjection = 'magic'", ["gpus.injection = 'magic'", "'cdi'"], id="injection"),
     ],
@@ -128,7 +134,7 @@ def test_mistake_names_key_value_and_what_is_allowed(tmp_path, line, words):
         assert word in said
 
 
-@pytest.mark.parametrize("key", ["version", "issuer", "client_id", "client_secret_file", "groups"])
+@pytest.mark.parametrize("key", ["version", "issuer", "client_id", "client_secret_file", "groups", "memory"])
 def test_missing_key_is_named(tmp_path, key):
     text = re.sub(rf"(?m)^{key} = .*\n", "", LEAST)
     assert complaint(tmp_path, text).endswith(f"{key} is missing")

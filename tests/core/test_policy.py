@@ -1,10 +1,12 @@
 """Who gets which GPU: the properties first, then rows by name."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spawner.core.model import Code, Mode, Placement, Refusal, Variant
+from spawner.core.model import Code, Lease, Mode, Placement, Refusal, Variant
 from spawner.core.policy import gpus_held, place
 
 from . import strategies as make
@@ -60,7 +62,7 @@ def test_refusal_names_the_constraint(cluster, wanted):
     nodes, leases = cluster
     answer = place(wanted, nodes, leases, NOW)
     if isinstance(answer, Refusal):
-        params = dict(answer.params)
+        params: dict[str, Any] = dict(answer.params)
         whole = [item for box in nodes for item in box.gpus if not item.mig_enabled]
         match answer.code:
             case Code.GPU_ENTITLEMENT:
@@ -88,7 +90,7 @@ def test_two_claims_get_two_gpus_and_a_third_is_told_how_many_are_leased():
     nodes = (node(gpu(1), gpu(2)),)
     first = place(claim(user="ann"), nodes, (), NOW)
     assert first == Placement(node="node-1", gpus=("GPU-00000001",))
-    held = (lease(1, "GPU-00000001", user="ann"),)
+    held: tuple[Lease, ...] = (lease(1, "GPU-00000001", user="ann"),)
     assert place(claim(user="bob"), nodes, held, NOW) == Placement(node="node-1", gpus=("GPU-00000002",))
     held = (*held, lease(2, "GPU-00000002", user="bob"))
     assert place(claim(user="cem"), nodes, held, NOW) == Refusal.of(Code.GPUS_LEASED, asked=1, leased=2, exist=2)
@@ -148,7 +150,7 @@ CUDA = Variant(name="cu130", title="CUDA 13", image="i:1", min_driver="580.65.06
 )
 def test_a_variant_is_placed_only_where_it_runs(driver, capability, code):
     answer = place(claim(variant=CUDA), (node(gpu(1, capability=capability), driver=driver),), (), NOW)
-    assert isinstance(answer, Placement) if code is None else answer.code is code
+    assert (None if isinstance(answer, Placement) else answer.code) is code
 
 
 def test_a_claim_without_gpus_needs_none():

@@ -4,7 +4,8 @@ import json
 import resource
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import httpx
 import pytest
@@ -30,7 +31,7 @@ print(json.dumps({"nodes": sorted(n for n in glob.glob("/dev/nvidia[0-9]*")), "u
 """
 
 
-def seen_by(person: Person) -> dict[str, object]:
+def seen_by(person: Person) -> dict[str, Any]:
     """GPU nodes and UUIDs as a program in the server sees them."""
     return dict(json.loads(person.run("python3", "-c", SEEN)))
 
@@ -289,7 +290,7 @@ ODD_NAMES = ["..", "a/../b", "-v", "{server}", "x" * 60, "ünïcode", "a b", "a\
 
 
 @pytest.fixture
-def odd_people(demo_hub) -> Callable[[], None]:
+def odd_people(demo_hub) -> Iterator[None]:
     """Accounts at the provider whose names try everything; all with the student's password and groups."""
     file = demo_hub.state / "demo/users.json"
     original = file.read_text(encoding="utf-8")
