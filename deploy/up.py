@@ -47,10 +47,12 @@ def main() -> int:
             hub = start_hub(state, settings)
     except (Problem, DemoError, SettingsError, build_images.BuildError, wheels.WheelError) as error:
         exit_with(error)
-    welcome(settings, demo)
     if hub is None:
+        welcome(settings, demo)
         print("  The hub has been running already. `make stop` ends it.\n")
         return 0
+    pass_signals_on(hub)
+    welcome(settings, demo)
     print(f"  Ctrl-C ends the hub, not the servers. Its log: {state / 'log/hub.log'}\n", flush=True)
     return wait_for(hub, state)
 
@@ -154,8 +156,8 @@ def start_hub(state: Path, settings: Settings) -> subprocess.Popen[bytes] | None
     return hub
 
 
-def wait_for(hub: subprocess.Popen[bytes], state: Path) -> int:
-    """Wait for the hub to end; a request to end is passed on, and the terminal's own Ctrl-C reaches it by itself."""
+def pass_signals_on(hub: subprocess.Popen[bytes]) -> None:
+    """Let a request to end reach the hub, not us; the terminal's own Ctrl-C reaches it by itself."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGINT:
@@ -163,6 +165,10 @@ def wait_for(hub: subprocess.Popen[bytes], state: Path) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
+
+
+def wait_for(hub: subprocess.Popen[bytes], state: Path) -> int:
+    """Wait for the hub to end, and say what goes on without it."""
     status = hub.wait()
     (state / "run" / HUB).unlink(missing_ok=True)
     if status not in {0, -signal.SIGINT, -signal.SIGTERM}:
