@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Move into a network namespace before anything has started a thread, when a selected test needs an engine."""
     if session.config.option.collectonly:
         return
-    if any(item.get_closest_marker(name) for item in session.items for name in NEEDS_ENGINE):
-        try:
-            enter_network_namespace()
-        except (OSError, RuntimeError) as error:
-            pytest.exit(str(error), returncode=1)
+    if not any(item.get_closest_marker(name) for item in session.items for name in NEEDS_ENGINE):
+        return
+    try:
+        enter_network_namespace()
+        if any("demo_hub" in getattr(item, "fixturenames", ()) for item in session.items):
+            _build_demo_image()
+    except (OSError, RuntimeError, AssertionError) as error:
+        pytest.exit(str(error), returncode=1)
+
+
+def _build_demo_image() -> None:
+    """Build the image of the demo's hub before any test's clock runs: the first time it takes minutes."""
+    from deploy.build_images import read_catalog  # noqa: PLC0415 - pure tests need no docker package
+    from tests.rig.binaries import find_dockerd  # noqa: PLC0415
+
+    for engine in _running("main", find_dockerd(), build(STATE / "gpus"), {}):
+        engine.build_variant(read_catalog().default.name)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -34,18 +46,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()
     if not report.failed or report.when == "teardown":
         return
-    from tests.rig.engine import PrivateEngine  # noqa: PLC0415 - pure tests need no docker package
+    for name, value in getattr(item, "funcargs", {}).items():
+        describe = getattr(value, "describe", None)
+        if callable(describe):
+            report.sections.append((f"what the fixture {name} says", _described(describe)))
 
-    for value in getattr(item, "funcargs", {}).values():
-        if isinstance(value, PrivateEngine):
-            report.sections.append((f"containers on the engine {value.name}", _described(value)))
 
-
-def _described(engine: Any) -> str:
+def _described(describe: Callable[[], str]) -> str:
     try:
-        return str(engine.describe())
-    except Exception as error:  # noqa: BLE001 - the engine may be what failed; the test's own failure is to be read
-        return f"(the engine does not answer: {error})\n{engine.log_tail()}"
+        return describe()
+    except Exception as error:  # noqa: BLE001 - it may be what failed; the test's own failure is to be read
+        return f"(no answer: {error})"
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +107,20 @@ def cdi_engine(device_gpus: SimulatedGPUs) -> Iterator[Any]:
 
     config = {"features": {"cdi": True}, "cdi-spec-dirs": [str(device_gpus.cdi_dir)]}
     yield from _running("cdi", find_newer_dockerd(STATE), device_gpus, config)
+
+
+@pytest.fixture(scope="session")
+def demo_hub(engine: Any) -> Iterator[Any]:
+    """All that `make run` starts, on the private engine, with the demo's accounts."""
+    from tests.rig.demo_hub import DemoHub  # noqa: PLC0415
+
+    hub = DemoHub(engine, STATE / "hub")
+    hub.prepare()
+    try:
+        hub.start()
+        yield hub
+    finally:
+        hub.stop()
 
 
 def _running(name: str, dockerd: Path, gpus: SimulatedGPUs, config: dict[str, Any]) -> Iterator[Any]:

@@ -163,7 +163,11 @@ class PrivateEngine:
     def describe(self) -> str:
         """State, last output and settings of every container, and the engine's last words; for a failing test."""
         parts = []
-        for container in self.client.containers.list(all=True):
+        try:
+            containers = self.client.containers.list(all=True)
+        except (docker.errors.DockerException, OSError) as error:
+            return f"(the engine does not answer: {error})\n{self.log_tail()}"
+        for container in containers:
             attributes = container.attrs
             shown = {key: attributes[key] for key in ("State", "HostConfig", "Mounts")} | {
                 "Env": attributes["Config"]["Env"],
