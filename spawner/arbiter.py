@@ -150,8 +150,14 @@ class Arbiter:
 
     async def stop(self, lease_id: str, container_id: str, grace_s: int = STOP_GRACE_S) -> None:
         """Stop a container as by hand. EngineUnknown when the engine does not answer in time; the lease stays then."""
-        self._ends.setdefault(lease_id, End(code=EndCode.STOPPED))
-        await self._own(lease_id, self._stop(container_id, grace_s))
+        by_us = End(code=EndCode.STOPPED)
+        self._ends.setdefault(lease_id, by_us)
+        try:
+            await self._own(lease_id, self._stop(container_id, grace_s))
+        except (EngineUnknown, EngineRefuses):
+            if self._ends.get(lease_id) is by_us:  # it goes on, and may end for another reason
+                del self._ends[lease_id]
+            raise
 
     async def remove(self, lease_id: str, container_id: str) -> None:
         """Remove a container, whatever its state."""

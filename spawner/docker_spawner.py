@@ -334,8 +334,9 @@ class GPUDockerSpawner(DockerSpawner):
             self.log.info("%s is adopted: container %s, lease %s", self._log_name, found.name, self.lease_id)
 
     def _lease_ended(self) -> None:
-        """Tell the hub now instead of at its next poll."""
-        self._ended_task = asyncio.ensure_future(self.poll_and_notify())
+        """Tell the hub now instead of at its next poll; a start or stop under way finds out by itself."""
+        if self.pending is None:
+            self._ended_task = asyncio.ensure_future(self.poll_and_notify())
 
     def get_state(self) -> dict[str, Any]:
         """Remember the lease beside the container, and how long it may be idle (for the culler)."""
