@@ -33,6 +33,8 @@ READY_S = 120
 
 def main() -> int:
     """Do all steps, then wait for the hub to end; its exit status is ours."""
+    # a shell that starts us in the background ignores SIGINT, and so would the hub's own services, which it ends by it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     state = state_folder()
     os.environ["GPUCAMPUS_STATE"] = str(state)
     try:
