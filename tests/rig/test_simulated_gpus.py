@@ -153,9 +153,9 @@ def test_many_threads_may_ask_while_the_file_changes(own_gpus: SimulatedGPUs) ->
     body = f"""
     import pathlib, threading
     file = pathlib.Path({str(own_gpus.inventory)!r})
-    text, wrong = file.read_text(), []
+    text, wrong, done = file.read_text(), [], threading.Event()
     def look():
-        for _ in range(200):
+        while not done.is_set():
             try:
                 uuid = n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(2))
             except n.NVMLError as error:  # in a thread it would be printed only
@@ -164,12 +164,13 @@ def test_many_threads_may_ask_while_the_file_changes(own_gpus: SimulatedGPUs) ->
                 wrong.append(uuid)
     threads = [threading.Thread(target=look) for _ in range(8)]
     for t in threads: t.start()
-    for round in range(100):
+    for round in range(300):
         new = file.with_suffix(".new")
         new.write_text(text + "#" * round)
         new.replace(file)
+    done.set()
     for t in threads: t.join()
-    return wrong
+    return sorted(set(wrong))
 """
     assert ask(own_gpus, body) == []
 
