@@ -61,7 +61,8 @@ c.OAuthenticator.auth_state_groups_key = f"oauth_user.{sign_in.groups_claim}"
 c.OAuthenticator.http_request_kwargs = {"connect_timeout": 3, "request_timeout": 5}
 
 rule = Path(__file__).parent / "deploy" / "idle_culler_config.py"
-idle_culler = [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
+idle_culler = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves none behind
+idle_culler += [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
 idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}"]
 c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}]
 scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers", "admin:server_state"]

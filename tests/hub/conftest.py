@@ -1,25 +1,11 @@
-"""A whole hub for the tests of this folder, and its people."""
+"""The people of a whole hub."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.conftest import STATE
 from tests.hub.person import Person, sign_in
 from tests.rig.demo_hub import DemoHub
-from tests.rig.engine import PrivateEngine
-
-
-@pytest.fixture(scope="session")
-def demo_hub(engine: PrivateEngine) -> Iterator[DemoHub]:
-    """The hub of `make run` on the private engine, with the demo's accounts."""
-    hub = DemoHub(engine, STATE / "demo-hub")
-    hub.prepare()
-    try:
-        hub.start()
-        yield hub
-    finally:
-        hub.stop()
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +17,12 @@ def people(demo_hub: DemoHub) -> dict[str, Person]:
 
 
 @pytest.fixture
-def stopped(people: dict[str, Person]) -> Iterator[Callable[[], None]]:
+def stopped(demo_hub: DemoHub, people: dict[str, Person]) -> Iterator[Callable[[], None]]:
     """Nobody has a server when a test begins or ends."""
 
     def stop_all() -> None:
+        if not demo_hub.running:  # a test that failed half-way
+            demo_hub.start()
         for person in people.values():
             for server in list(person.api("GET", f"/users/{person.name}").json()["servers"]):
                 person.stop(server)
@@ -42,13 +30,3 @@ def stopped(people: dict[str, Person]) -> Iterator[Callable[[], None]]:
     stop_all()
     yield stop_all
     stop_all()
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Add the hub's logs to the report of a failed test."""
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined] # pluggy's result
-    hub = getattr(item, "funcargs", {}).get("demo_hub")
-    if report.failed and isinstance(hub, DemoHub):
-        report.sections.append(("the hub's logs", hub.describe()))

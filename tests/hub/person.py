@@ -114,7 +114,7 @@ def sign_in(hub: DemoHub, login: str, password: str) -> tuple[Person | None, htt
     """Sign in as a browser does; the last page, and the person if the hub let them in."""
     transport = _Localhost()
     browser = httpx.Client(transport=transport, follow_redirects=True, timeout=30)
-    page = browser.get(f"{hub.url}/hub/oauth_login")
+    page = browser.get(f"{hub.url}/hub/oauth_login", params={"next": "/hub/home"})
     assert "password" in page.text, f"no sign-in page but {page.status_code} {page.url}: {page.text[:400]}"
     back = browser.post(page.url, data={"login": login, "password": password})
     if back.status_code != httpx.codes.OK or "/hub/" not in str(back.url):

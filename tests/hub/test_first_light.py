@@ -240,6 +240,8 @@ def test_a_hub_that_dies_or_ends_loses_nothing(people, stopped, demo_hub, how):
     teacher.start(ONE_GPU)
     before = {person.name: (person.container().id, seen_by(person)["uuids"]) for person in (student, teacher)}
     held = leases(demo_hub)
+    for person in (student, teacher):
+        assert person.lab().status_code == httpx.codes.OK, "from now on the server remembers who this is"
     getattr(demo_hub, how)()
     assert student.lab().status_code == httpx.codes.OK, "the proxy goes on without the hub"
     assert leases(demo_hub) == held, "the command line answers without the hub"

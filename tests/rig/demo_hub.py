@@ -75,6 +75,11 @@ class DemoHub:
             )
         wait_until_sync(self._answers, START_LIMIT_S, "the hub answers through its proxy")
 
+    @property
+    def running(self) -> bool:
+        """Whether `start` has been called and the hub has not ended since."""
+        return self._up is not None and self._up.poll() is None
+
     def kill(self) -> None:
         """Kill the hub as a crash would; proxy, identity provider and servers go on."""
         os.kill(self.pid, signal.SIGKILL)
@@ -82,7 +87,7 @@ class DemoHub:
 
     def end(self) -> None:
         """End the hub as Ctrl-C does."""
-        if self._up is not None and self._up.poll() is None:
+        if self._up is not None and self.running:
             self._up.terminate()
             self._gone()
 
