@@ -1,11 +1,13 @@
 import io
 import tarfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from deploy import build_images
 from deploy.build_images import BuildError
+from spawner.core.catalog import Base
 
 
 def packed(context: dict[str, Path]) -> bytes:
@@ -77,3 +79,34 @@ def test_the_registry_that_a_reference_names_is_the_one_asked(
     monkeypatch.setattr("deploy.build_images.urllib.request.urlopen", refuse)
     assert not build_images._registry_answers(reference)
     assert asked == [(f"https://{host}/v2/", 5)]
+
+
+PINNED = "debian@sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("registry_image", "answers", "below", "network"),
+    [
+        pytest.param(PINNED, True, PINNED, None, id="a-registry-that-answers"),
+        pytest.param(PINNED, False, "imported", "none", id="a-registry-that-does-not"),
+        pytest.param("", True, "imported", "none", id="no-registry-named"),
+    ],
+)
+def test_the_base_comes_from_the_registry_only_where_that_answers(
+    registry_image: str, answers: bool, below: str, network: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    client = MagicMock()
+    built: dict[str, object] = {}
+
+    def build(_client: object, _reference: str, _context: object, _labels: object, **options: object) -> str:
+        built.update(options)
+        return "sha256:base"
+
+    monkeypatch.setattr(build_images, "_current", lambda *_: None)
+    monkeypatch.setattr(build_images, "_registry_answers", lambda _: answers)
+    monkeypatch.setattr(build_images, "_import_debian", lambda *_: "imported")
+    monkeypatch.setattr(build_images, "_build", build)
+    base = Base(image="gpucampus/base", suite="bookworm", registry_image=registry_image)
+    assert build_images.build_base(client, base, tmp_path) == "sha256:base"
+    assert (built["base"], built["network"]) == (below, network)
+    assert client.images.pull.called == (below == PINNED)
