@@ -108,6 +108,8 @@ class PrivateEngine:
 
     def stop(self) -> None:
         """Remove what the tests made and end the engine; its images stay."""
+        if self._lock is None:  # another run's engine is there, and none of its files are ours
+            return
         try:
             if self._process is not None and self._process.poll() is None:
                 self._remove_all()
@@ -115,9 +117,8 @@ class PrivateEngine:
             if self._client is not None:
                 self._client.close()
             self._terminate()
-            if self._lock is not None:
-                self._lock.close()
             shutil.rmtree(self._run, ignore_errors=True)
+            self._lock.close()
 
     @contextmanager
     def container(self, image: str, command: list[str], **options: Any) -> Iterator[Container]:
@@ -187,14 +188,16 @@ class PrivateEngine:
         return "\n".join(text.splitlines()[-lines:])
 
     def _claim_data(self) -> None:
-        self._lock = (self._data / "lock").open("w")
+        lock = (self._data / "lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            lock.close()
             raise AssertionError(
                 f"Another test run uses the engine in {self._data}: wait for its end, or give this run a folder of its "
                 "own with GPUCAMPUS_TEST_STATE"
             ) from error
+        self._lock = lock
 
     def _answers(self) -> bool:
         assert self._process is not None
