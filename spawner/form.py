@@ -277,8 +277,8 @@ class _Texts:
     def say(self, key: str, /, **values: object) -> str:
         return self.texts[key].format(**values)
 
-    def count(self, stem: str, number: int) -> str:
-        return self.say(f"{stem}_one" if number == 1 else f"{stem}_many", n=number)
+    def count(self, stem: str, number: float) -> str:
+        return self.say(f"{stem}_one" if number == 1 else f"{stem}_many", n=f"{number:g}")
 
     def time(self, seconds: int) -> str:
         """A length of time in its largest whole unit, rounded down to minutes."""
@@ -288,7 +288,7 @@ class _Texts:
         return self.count("minutes", max(1, seconds // 60))
 
     def limits(self, entitlement: Entitlement) -> Iterator[str]:
-        yield self.say("limits_cpus", cpus=f"{entitlement.cpus:g}")
+        yield self.count("limits_cpus", entitlement.cpus)
         yield self.count("limits_gpus", entitlement.gpus) if entitlement.gpus else self.say("limits_gpus_none")
         yield self.say("limits_runtime", time=self.time(entitlement.max_runtime_s))
         yield self.say("limits_idle", time=self.time(entitlement.idle_s))

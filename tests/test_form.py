@@ -277,6 +277,7 @@ def test_limits_are_said_in_words() -> None:
     words = Page(render_form(view(), "en")).words
     for part in ("up to 1.5 processors", "1 GPU at a time", "after 8 hours", "after 90 minutes without use"):
         assert part in words
+    assert "1 processor " in Page(render_form(view(replace(STUDENT, cpus=1.0)), "en")).words
 
 
 def test_person_without_a_role_reads_why_there_is_nothing_to_choose() -> None:
