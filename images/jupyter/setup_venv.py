@@ -67,6 +67,7 @@ def main() -> None:
     settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "overrides.json", settings)
+    (Path(sys.prefix) / ".lock").unlink(missing_ok=True)  # uv's, and everybody could write to it
     compile_bytecode(packages)
 
 
