@@ -86,7 +86,14 @@ def gpus(*, as_json: AsJSON = False) -> None:
     findings += [f"GPU {gpu.index} ({gpu.uuid}) is unhealthy: {gpu.unhealthy}" for gpu in node.gpus if gpu.unhealthy]
     findings += engine_findings
     if as_json:
-        _print_json({"node": asdict(node), "holders": holders, "findings": findings})
+        _print_json(
+            {
+                "simulated": settings.gpus.simulated,
+                "node": asdict(node),
+                "holders": holders,
+                "findings": findings,
+            }
+        )
     else:
         known = None if engine_findings else {**dict.fromkeys(book.withheld, "withheld"), **holders}
         rows = [row for gpu in node.gpus for row in _gpu_rows(gpu, known)]
