@@ -115,7 +115,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     def options_from_query(self, query_data: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the hub's signature
         """Refuse: a link must never start anything, least of all a GPU."""
-        raise SpawnException(sentence(Refusal.of(Code.NOT_CHOSEN)), reason=Code.NOT_CHOSEN.value)
+        raise _said(sentence(Refusal.of(Code.NOT_CHOSEN)), Code.NOT_CHOSEN.value, 400)
 
     async def choose(self, user_options: dict[str, Any]) -> None:
         """Validate the choice and keep it for `start`; a refused one is not remembered."""
@@ -261,7 +261,7 @@ class GPUDockerSpawner(DockerSpawner):
         deadline = time.monotonic() + shared.settings.containers.start_timeout
         while not await self._answers(address):
             if end := shared.arbiter.end_of(self.lease_id):
-                raise SpawnException(ended(end, shared.settings.hub.language), reason=end.code.value, status_code=500)
+                raise _said(ended(end, shared.settings.hub.language), end.code.value, 500)
             if time.monotonic() > deadline:
                 raise Refused(Refusal.of(Code.NOT_ANSWERING, seconds=shared.settings.containers.start_timeout))
             await asyncio.sleep(PORT_STEP_S)
@@ -389,7 +389,14 @@ class GPUDockerSpawner(DockerSpawner):
         else:
             refusal = Refusal.of(Code.ENGINE_UNKNOWN)
         text = sentence(refusal, shared.settings.hub.language)
-        return SpawnException(text, reason=refusal.code.value, status_code=_STATUS.get(refusal.code, 400))
+        return _said(text, refusal.code.value, _STATUS.get(refusal.code, 400))
+
+
+def _said(text: str, reason: str, status: int) -> SpawnException:
+    """Build the one exception whose words reach people; the hub looks for them in an attribute of its own."""
+    error = SpawnException(text, reason=reason, status_code=status)
+    error.jupyterhub_message = text
+    return error
 
 
 def _check(refusal: Refusal | None) -> None:
