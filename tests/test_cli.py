@@ -26,9 +26,8 @@ COMMANDS = ["gpus", "leases", "orphans", "history", "status", "catalog"]
 def settings(plain_gpus: SimulatedGPUs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings with simulated GPUs."""
     path = tmp_path / "settings.toml"
-    path.write_text(
-        f"state = '{tmp_path}/state'\n{LEAST}\n[gpus]\nlibrary = '{plain_gpus.library}'\ndevice_dir = '{plain_gpus.device_dir}'\nsimulated = true\n"
-    )
+    gpus = f"library = '{plain_gpus.library}'\ndevice_dir = '{plain_gpus.device_dir}'\nsimulated = true\n"
+    path.write_text(f"state = '{tmp_path}/state'\n{LEAST}\n[gpus]\n{gpus}")
     monkeypatch.setenv("GPUCAMPUS_SETTINGS", str(path))
     return path
 
@@ -72,6 +71,7 @@ def hub(settings: Path) -> Iterator[None]:
 
 
 def container(gpu: str, lease_id: str = "lease1", **labels: str) -> Container:
+    """A running server of anna's that holds a GPU; labels of a test's own are written over its lease's."""
     granted = datetime(2026, 1, 1, tzinfo=UTC)
     lease = Lease(
         id=lease_id,

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
@@ -17,6 +18,7 @@ __all__ = [
     "AsJSON",
     "Yes",
     "app",
+    "asked_at_terminal",
     "confirm",
     "console",
     "end",
@@ -67,10 +69,15 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
     """Ask before servers are stopped; 1 where the answer is no, 2 where nobody can be asked."""
     if yes:
         return
-    if as_json or not typer.get_text_stream("stdin").isatty():
+    if as_json or not asked_at_terminal():
         mistyped(f"{question} Say --yes, since there is nobody to ask", as_json=as_json)
     if not typer.confirm(question):
         fail("nothing was done", as_json=as_json)
+
+
+def asked_at_terminal() -> bool:
+    """Whether somebody sits there who can answer."""
+    return sys.stdin.isatty()
 
 
 def fail(finding: str, *, as_json: bool) -> NoReturn:
