@@ -28,7 +28,7 @@ from spawner.core.names import printable
 from spawner.docker_api import EngineRefuses, EngineSaysGone, EngineUnknown, look_once
 from spawner.records import TROUBLE, Records
 
-__all__ = ["AuditLog", "Auditor", "Observer", "RecordsWriter"]
+__all__ = ["AuditLog", "Auditor", "Observer", "RecordsWriter", "Unobserved"]
 
 LOG = logging.getLogger(__name__)
 LONGEST_BYTES = 10_000_000
@@ -53,6 +53,10 @@ class Observer(Protocol):
 
     def refused(self, user: str, server: str, refusal: Refusal) -> None:
         """Note that a start was turned down."""
+
+
+class Unobserved(Observer):
+    """Is told and notes nothing."""
 
 
 class AuditLog:

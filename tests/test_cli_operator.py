@@ -38,7 +38,7 @@ class Engine:
         self.listings = 0
         self._lock = Lock()
 
-    def list(self) -> list[Container]:
+    def listing(self) -> list[Container]:
         self.listings += 1
         self._fail("list")
         return list(self.containers)
@@ -137,7 +137,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    monkeypatch.setattr("spawner.docker_api.list_containers_once", made.list)
+    monkeypatch.setattr("spawner.docker_api.list_containers_once", made.listing)
     monkeypatch.setattr("spawner.docker_api.stop_once", made.stop)
     monkeypatch.setattr("spawner.docker_api.remove_once", made.remove)
     monkeypatch.setattr(ending, "HUB_MARGIN_S", 0.3 - 10)
@@ -400,7 +400,7 @@ def test_a_server_that_was_just_stopping_is_no_orphan(settings, engine, hub, gpu
     engine.containers.append(container(gpu))
 
     def stopping() -> list[Container]:
-        listed = engine.list()
+        listed = engine.listing()
         engine.drop("lease1")
         return listed
 

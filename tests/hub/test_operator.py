@@ -1,4 +1,4 @@
-"""The operator at a whole hub: a release is a stop and no death, a drain closes at once, the history tells who it was."""
+"""The operator at a whole hub: a release is a stop, a drain closes at once, the history tells who it was."""
 
 import json
 import sqlite3
