@@ -55,8 +55,20 @@ class Observer(Protocol):
         """Note that a start was turned down."""
 
 
-class Unobserved(Observer):
-    """Is told and notes nothing."""
+class Unobserved:
+    """An observer that notes nothing."""
+
+    def granted(self, lease: Lease) -> None:
+        """Do nothing."""
+
+    def started(self, lease: Lease, container: str) -> None:
+        """Do nothing."""
+
+    def ended(self, lease_id: str, end: End) -> None:
+        """Do nothing."""
+
+    def refused(self, user: str, server: str, refusal: Refusal) -> None:
+        """Do nothing."""
 
 
 class AuditLog:

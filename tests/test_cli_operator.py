@@ -400,7 +400,7 @@ def test_a_server_that_was_just_stopping_is_no_orphan(settings, engine, hub, gpu
     engine.containers.append(container(gpu))
 
     def stopping() -> list[Container]:
-        listed = engine.listing()
+        listed: list[Container] = engine.listing()
         engine.drop("lease1")
         return listed
 
