@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from spawner import auth, pages, runtime
+from spawner import auth, hub_api, pages, runtime
 from spawner.docker_spawner import GPUDockerSpawner
 from spawner.settings import SettingsError, load
 
@@ -42,6 +42,7 @@ c.Spawner.default_url = "/lab"
 
 sign_in = settings.sign_in
 c.JupyterHub.authenticator_class = auth.CampusAuthenticator
+c.CampusAuthenticator.audit_file = str(settings.state / "log" / "audit.jsonl")
 c.Authenticator.enable_auth_state = True
 c.Authenticator.manage_groups = True
 c.Authenticator.refresh_pre_spawn = True
@@ -64,9 +65,11 @@ rule = Path(__file__).parent / "deploy" / "idle_culler_config.py"
 idle_culler = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves none behind
 idle_culler += [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
 idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}"]
-c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}]
-scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers", "admin:server_state"]
-c.JupyterHub.load_roles = [{"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}]
+operator = {"name": "operator", "api_token": hub_api.ensure_operator_token(settings.state)}
+c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}, operator]
+scopes = list(hub_api.SCOPES)
+culler_role = {"name": "idle-culler", "scopes": [*scopes, "read:users:activity"], "services": ["idle-culler"]}
+c.JupyterHub.load_roles = [culler_role, {"name": "operator", "scopes": scopes, "services": ["operator"]}]
 
 # an operator who knows JupyterHub can override anything above
 for part in sorted((settings.config_dir or Path(os.devnull)).glob("*.py")):

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from spawner.audit import Observer, Unobserved
 from spawner.core.exits import End, EndCode, why_ended
 from spawner.core.ledger import LABEL, Container, Ledger, rebuild, to_labels
 from spawner.core.model import Claim, Code, Lease, Node, Refusal
@@ -52,6 +53,10 @@ class Arbiter:
         Gives the latest inventory, without waiting.
     clock, new_id
         Time in UTC, and a new unique lease id.
+    observer
+        Is told what becomes of leases.
+    closed
+        Gives what the operator has drained or cordoned, without waiting.
     """
 
     def __init__(
@@ -62,12 +67,16 @@ class Arbiter:
         nodes: Callable[[], Sequence[Node]],
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
+        observer: Observer | None = None,
+        closed: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self.engine = engine
         self.hub = hub
         self.nodes = nodes
         self.clock = clock
         self.new_id = new_id
+        self.observer = observer or Unobserved()
+        self.closed = closed
         self._reserved: dict[str, Lease] = {}
         self._steps: dict[str, asyncio.Task[Any]] = {}
         self._chores: dict[str, asyncio.Task[None]] = {}
@@ -117,7 +126,7 @@ class Arbiter:
             raise Refused(Refusal.of(Code.ENGINE_UNKNOWN))
         now = self.clock()
         ledger = self.ledger()
-        answer = place(claim, self.nodes(), ledger.leases, now, withheld=ledger.withheld)
+        answer = place(claim, self.nodes(), ledger.leases, now, withheld=ledger.withheld | self.closed())
         if isinstance(answer, Refusal):
             raise Refused(answer)
         lease = Lease(
@@ -136,6 +145,7 @@ class Arbiter:
             expires=now + timedelta(seconds=claim.entitlement.max_runtime_s),
         )
         self._reserved[lease.id] = lease
+        self.observer.granted(lease)
         LOG.info("reserved lease=%s user=%s server=%s gpu=%s", lease.id, lease.user, lease.server, ",".join(lease.gpus))
         return lease
 
@@ -249,7 +259,8 @@ class Arbiter:
         known = self.engine.cache.get(container_id)
         if known is not None and known.state == "created":
             self.engine.cache.put(Container(id=known.id, name=known.name, state="running", labels=known.labels))
-        self._reserved.pop(lease_id, None)
+        if lease := self._reserved.pop(lease_id, None):
+            self.observer.started(lease, container_id)
 
     async def _stop(self, container_id: str, grace_s: int) -> None:
         try:
@@ -304,7 +315,7 @@ class Arbiter:
 
     def _finished(self, lease_id: str) -> None:
         """Note the end of a lease and tell whoever asked to be told."""
-        self._ends.setdefault(lease_id, End(code=EndCode.GONE))
+        self.observer.ended(lease_id, self._ends.setdefault(lease_id, End(code=EndCode.GONE)))
         while len(self._ends) > _ENDS_KEPT:
             del self._ends[next(iter(self._ends))]
         if listener := self._listeners.pop(lease_id, None):

@@ -3,12 +3,16 @@
 import json
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jupyterhub.auth import Authenticator
 from oauthenticator.generic import GenericOAuthenticator
 from tornado.web import HTTPError
+from traitlets import Unicode
 
+from spawner.audit import AuditLog
+from spawner.core.model import Code
 from spawner.core.names import check_name
 from spawner.messages import sentence
 
@@ -26,16 +30,42 @@ class ProviderError(RuntimeError):
 class CampusAuthenticator(GenericOAuthenticator):
     """Any OpenID Connect provider, with a rule for account names that holds for homes, containers and host names."""
 
+    audit_file = Unicode(
+        config=True,
+        help="""The file that sign-ins are noted in, one JSON object a line.
+
+        The configuration sets it below the state folder; empty, the default, notes them in the hub's log alone, so that
+        a command that only reads the configuration writes nothing. Example::
+
+            c.CampusAuthenticator.audit_file = "/var/lib/gpucampus/log/audit.jsonl"
+        """,
+    )
+
     async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
         """Refuse names that the rule does not allow, in words, then ask the parent about groups."""
         if refusal := check_name(username):
+            self._note(username, refusal.code.value)
             raise HTTPError(403, sentence(refusal).replace("%", "%%"))
-        return bool(await super().check_allowed(username, auth_model))
+        allowed = bool(await super().check_allowed(username, auth_model))
+        if not allowed:
+            self._note(username, Code.ROLE_MISSING.value)
+        return allowed
+
+    async def run_post_auth_hook(self, handler: object, auth_model: dict[str, Any]) -> dict[str, Any] | None:
+        """Run the configured hook, then note who has signed in; it comes once, after every check."""
+        signed_in: dict[str, Any] | None = await super().run_post_auth_hook(handler, auth_model)
+        self._note(auth_model["name"], "signed-in" if signed_in else "hook")
+        return signed_in
 
     def validate_username(self, username: str) -> bool:
         """Let every name reach `check_allowed`, whose answer says what is wrong with it; empty ones are nobody's."""
         return bool(username) and (
             check_name(username) is not None or bool(Authenticator.validate_username(self, username))
+        )
+
+    def _note(self, username: str, code: str) -> None:
+        AuditLog(Path(self.audit_file) if self.audit_file else None).write(
+            "sign-in", user=username, code=code, by=username
         )
 
 

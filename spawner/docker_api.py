@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from ipaddress import IPv4Network
 from typing import Any, Literal
 
@@ -37,7 +39,10 @@ __all__ = [
     "bind_mount",
     "device_request",
     "list_containers_once",
+    "look_once",
     "prepare_host",
+    "remove_once",
+    "stop_once",
     "ulimit",
 ]
 
@@ -342,11 +347,38 @@ def _check_network(name: str, found: Mapping[str, Any], subnet: IPv4Network) -> 
 
 def list_containers_once() -> list[Container]:
     """List the containers with a lease, for the command line; EngineUnknown where no engine answers."""
-    try:
-        client = _new_client(CONTROL_LIMIT_S)
+    with _once("list") as client:
         return [_container(row) for row in client.containers(all=True, filters=_OURS)]
+
+
+def look_once(container_id: str, network: str) -> tuple[str, datetime | None]:
+    """Tell a container's address on our bridge and when it started; empty and None while there is none. Blocks."""
+    with _once("inspect") as client:
+        found = client.inspect_container(container_id)
+    address = str(found["NetworkSettings"]["Networks"].get(network, {}).get("IPAddress", ""))
+    started = datetime.fromisoformat(found["State"]["StartedAt"])
+    return address, started if started.year > 1 else None  # the engine writes the year 1 for never
+
+
+def stop_once(container_id: str, grace_s: int) -> None:
+    """Stop a container from the command line; one that is gone or has stopped is fine. Blocks."""
+    with suppress(EngineSaysGone), _once("stop") as client:
+        client.stop(container_id, timeout=grace_s)
+
+
+def remove_once(container_id: str) -> None:
+    """Remove a container from the command line, whatever its state; one that is gone is fine. Blocks."""
+    with suppress(EngineSaysGone), _once("remove") as client:
+        client.remove_container(container_id, v=True, force=True)
+
+
+@contextmanager
+def _once(method: str) -> Iterator[docker.APIClient]:
+    """A client for one call outside the hub; failures are one of the three kinds of this module."""
+    try:
+        yield _new_client(CONTROL_LIMIT_S)
     except (DockerException, requests.RequestException, OSError) as error:
-        raise _kind_of(error, "list") from error
+        raise _kind_of(error, method) from error
 
 
 def _new_client(limit_s: int | None) -> docker.APIClient:

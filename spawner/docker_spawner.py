@@ -191,6 +191,7 @@ class GPUDockerSpawner(DockerSpawner):
         if claim is None:
             raise Refused(Refusal.of(Code.OPTION_TYPE, option="options", allowed="{}"))
         await shared.arbiter.retire(claim.user, claim.server)
+        await shared.cordons.refresh()
         lease = shared.arbiter.reserve(claim, image=self._image)
         self.lease_id = lease.id
         self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"
@@ -388,6 +389,7 @@ class GPUDockerSpawner(DockerSpawner):
             refusal = Refusal.of(Code.ENGINE_REFUSED, why=printable(str(error), 300))
         else:
             refusal = Refusal.of(Code.ENGINE_UNKNOWN)
+        shared.audit.refused(self.user.name, self.name, refusal)
         text = sentence(refusal, shared.settings.hub.language)
         return _said(text, refusal.code.value, _STATUS.get(refusal.code, 400))
 

@@ -1,6 +1,6 @@
-"""The SQL record of persons: who has which uid and which home, assigned once and for ever.
+"""The SQL record: persons with their uids and homes, the history of leases, and what the operator has closed.
 
-What must hold, whatever happens at the same time and in whatever order people sign in:
+What must hold for persons, whatever happens at the same time and in whatever order people sign in:
 
 - one `sub` has one uid and one home for ever; one uid, one home and one hub name belong to one `sub`;
 - a hub name that somebody else's record holds is refused, never taken over: account names get reused, and the new
@@ -10,13 +10,18 @@ What must hold, whatever happens at the same time and in whatever order people s
 A home's name is the uid in decimal digits. A folder named after the account would have to be renamed with it, and
 would let a hostile account name choose a path; a number can do neither.
 
+The history answers who had which address and which GPUs at a time. It is no ledger: nothing is granted or freed by it.
+Each of its writes may come twice, or late, and changes nothing then.
+
 The methods block; the hub calls them in a worker thread.
 """
 
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import sqlalchemy as sa
 from alembic import command
@@ -25,17 +30,73 @@ from alembic.util import CommandError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from spawner.core.model import Code, Person, Refusal
+from spawner.core.exits import EndCode
+from spawner.core.model import Code, Lease, Person, Refusal
 from spawner.core.names import printable
 
-__all__ = ["Base", "Records", "RecordsError"]
+__all__ = ["TROUBLE", "Base", "Closed", "Cordon", "PastLease", "Records", "RecordsError"]
+
+Closed = Literal["cordoned", "drained"]
+TROUBLE: tuple[type[Exception], ...] = (  # the database cannot be reached or written now; the same call may work later
+    sa.exc.OperationalError,
+    sa.exc.InterfaceError,
+    sa.exc.TimeoutError,
+    OSError,
+)
 
 _ATTEMPTS = 32  # each lost race means that somebody else got a uid, so this many must win first
 _BUSY_TIMEOUT_S = 10
+_READS = "gpucampus_reads"
 
 
 class RecordsError(RuntimeError):
     """The database cannot be used as it is; the text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordon:
+    """A GPU (by UUID) or a node (by name) that gets no new leases, who closed it, when and why."""
+
+    target: str
+    state: Closed
+    reason: str
+    since: datetime
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastLease:
+    """A line of the history. `started` and `ended` are None while that has not happened; `code` says why it ended."""
+
+    lease: str
+    hub: str
+    user: str
+    server: str
+    variant: str
+    mode: str
+    gpus: tuple[str, ...]
+    node: str
+    container: str
+    address: str
+    granted: datetime
+    started: datetime | None
+    ended: datetime | None
+    code: str
+
+
+class _UTC(sa.TypeDecorator[datetime]):
+    """A time. SQLite keeps no zone and compares as text, so everything goes in and comes out in UTC."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Base(DeclarativeBase):
@@ -57,11 +118,52 @@ class _PersonRow(Base):
         return Person(sub=self.sub, uid=self.uid, hub_name=self.hub_name, home=self.home)
 
 
+class _LeaseRow(Base):
+    __tablename__ = "lease_history"
+    __table_args__ = (
+        sa.Index("ix_lease_history_user", "user", "granted"),
+        sa.Index("ix_lease_history_address", "address", "granted"),
+    )
+
+    lease: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    hub: Mapped[str] = mapped_column(sa.String(255))
+    user: Mapped[str] = mapped_column(sa.String(255))
+    server: Mapped[str] = mapped_column(sa.Text())
+    variant: Mapped[str] = mapped_column(sa.Text())
+    mode: Mapped[str] = mapped_column(sa.String(32))
+    gpus: Mapped[str] = mapped_column(sa.Text())  # UUIDs with commas between, as on the label
+    node: Mapped[str] = mapped_column(sa.Text())
+    container: Mapped[str] = mapped_column(sa.String(64), default="")
+    address: Mapped[str] = mapped_column(sa.String(64), default="")
+    granted: Mapped[datetime] = mapped_column(_UTC())
+    started: Mapped[datetime | None] = mapped_column(_UTC())
+    ended: Mapped[datetime | None] = mapped_column(_UTC())
+    code: Mapped[str] = mapped_column(sa.String(32), default="")
+
+    def past_lease(self) -> PastLease:
+        values = {column.key: getattr(self, column.key) for column in self.__table__.columns}
+        return PastLease(**values | {"gpus": tuple(filter(None, self.gpus.split(",")))})
+
+
+class _CordonRow(Base):
+    __tablename__ = "cordon"
+
+    target: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    state: Mapped[Closed] = mapped_column(sa.String(16))
+    reason: Mapped[str] = mapped_column(sa.Text())
+    since: Mapped[datetime] = mapped_column(_UTC())
+    by: Mapped[str] = mapped_column(sa.Text())
+
+    def cordon(self) -> Cordon:
+        return Cordon(target=self.target, state=self.state, reason=self.reason, since=self.since, by=self.by)
+
+
 class Records:
     """An open database with the newest schema. Safe to use from several threads and processes."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self._reads = engine.execution_options(**{_READS: True})
 
     @classmethod
     def open(cls, url: str) -> "Records":
@@ -145,6 +247,85 @@ class Records:
         known = self.person_by_sub(person.sub)
         return known or Refusal.of(Code.PERSON_CONFLICT, name=printable(person.hub_name))
 
+    # -- the history of leases -------------------------------------------------------------------------------------
+
+    def lease_granted(self, lease: Lease, node: str = "") -> None:
+        """Note a lease; one that is noted already stays as it is."""
+        row = _LeaseRow(
+            lease=lease.id,
+            hub=lease.hub,
+            user=lease.user,
+            server=lease.server,
+            variant=lease.variant,
+            mode=lease.mode.value,
+            gpus=",".join(lease.gpus),
+            node=node,
+            granted=lease.granted,
+        )
+        try:
+            with Session(self._engine) as session, session.begin():
+                if session.get(_LeaseRow, lease.id) is None:
+                    session.add(row)
+        except IntegrityError:  # another process noted it between our look and our write
+            return
+
+    def lease_started(self, lease_id: str, container: str, address: str, when: datetime) -> None:
+        """Note the container of a lease and the address that it has; what is known already stays."""
+        with Session(self._engine) as session, session.begin():
+            row = session.get(_LeaseRow, lease_id)
+            if row is not None:
+                row.container, row.address = row.container or container, row.address or address
+                row.started = row.started or when
+
+    def lease_ended(self, lease_id: str, code: str, when: datetime) -> None:
+        """Note the end of a lease. The first end stands, except that a known reason replaces `gone`."""
+        with Session(self._engine) as session, session.begin():
+            row = session.get(_LeaseRow, lease_id)
+            if row is not None and (row.ended is None or row.code == EndCode.GONE.value):
+                row.ended, row.code = row.ended or when, code
+
+    def open_leases(self, hub: str) -> tuple[PastLease, ...]:
+        """Give the leases of a hub that have no end."""
+        with Session(self._reads) as session:
+            unended = sa.select(_LeaseRow).where(_LeaseRow.hub == hub, _LeaseRow.ended.is_(None))
+            return tuple(row.past_lease() for row in session.scalars(unended.order_by(_LeaseRow.lease)))
+
+    def history(
+        self, user: str | None = None, address: str | None = None, at: datetime | None = None, limit: int = 1000
+    ) -> tuple[PastLease, ...]:
+        """Give past and present leases, the newest first: of a person, of a container's address, at a moment."""
+        chosen = sa.select(_LeaseRow).order_by(_LeaseRow.granted.desc(), _LeaseRow.lease).limit(limit)
+        if user is not None:
+            chosen = chosen.where(_LeaseRow.user == user)
+        if address is not None:
+            chosen = chosen.where(_LeaseRow.address == address)
+        if at is not None:
+            chosen = chosen.where(_LeaseRow.granted <= at, sa.or_(_LeaseRow.ended.is_(None), _LeaseRow.ended >= at))
+        with Session(self._reads) as session:
+            return tuple(row.past_lease() for row in session.scalars(chosen))
+
+    # -- what the operator has closed ------------------------------------------------------------------------------
+
+    def cordons(self) -> tuple[Cordon, ...]:
+        """List what gets no new leases."""
+        with Session(self._reads) as session:
+            return tuple(row.cordon() for row in session.scalars(sa.select(_CordonRow).order_by(_CordonRow.target)))
+
+    def cordon(self, target: str, state: Closed, reason: str, by: str, when: datetime) -> None:
+        """Close a GPU or a node, or say anew how and why it is closed."""
+        with Session(self._engine) as session, session.begin():
+            session.merge(_CordonRow(target=target, state=state, reason=reason, since=when, by=by))
+
+    def uncordon(self, target: str) -> bool:
+        """Open a GPU or a node again; False where it was not closed."""
+        with Session(self._engine) as session, session.begin():
+            row = session.get(_CordonRow, target)
+            if row is not None:
+                session.delete(row)
+            return row is not None
+
+    # -- how a person is found and made ----------------------------------------------------------------------------
+
     def _find(self, condition: sa.ColumnElement[bool]) -> Person | None:
         with Session(self._engine) as session:
             row = session.scalars(sa.select(_PersonRow).where(condition)).one_or_none()
@@ -189,8 +370,10 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # a plain BEGIN that reads and then writes fails at once where somebody wrote in between, without waiting
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # a plain BEGIN that reads and then writes fails at once where somebody wrote in between, without waiting;
+        # who only reads waits for nobody
+        reads = connection.get_execution_options().get(_READS, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from spawner.arbiter import Arbiter
+from spawner.audit import AuditLog, Auditor, RecordsWriter
+from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
 from spawner.core.model import Code, Node, Person, Refusal
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
@@ -43,12 +45,24 @@ class Runtime:
         self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
         self.node = Node(name="", simulated=settings.gpus.simulated)
         self._trouble = ""
+        self.cordons = Cordons(self.records.cordons)
+        self._writer = RecordsWriter()
+        self.audit = Auditor(
+            AuditLog(settings.state / "log" / "audit.jsonl"),
+            self.records,
+            self._writer,
+            hub=settings.hub.name,
+            network=settings.network.name,
+            node=lambda: self.node.name,
+        )
         self.arbiter = Arbiter(
             self.engine,
             hub=settings.hub.name,
             nodes=lambda: (self.node,),
             clock=lambda: datetime.now(UTC),
             new_id=lambda: uuid.uuid4().hex[:16],
+            observer=self.audit,
+            closed=lambda: self.cordons.closed,
         )
         self._images: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,6 +76,8 @@ class Runtime:
         if refusal := await self.storage.prepare():
             LOG.error("%s", sentence(refusal))
         await self.refresh_inventory()
+        await self.cordons.refresh()
+        self.repair_history()
         self._tasks.append(asyncio.create_task(self._keep_inventory()))
         if self.settings.gpus.simulated:
             LOG.warning("GPUs are SIMULATED: %d of them, and no real one is behind this hub", len(self.node.gpus))
@@ -77,6 +93,7 @@ class Runtime:
         for task in self._tasks:
             task.cancel()
         await self.arbiter.close()
+        await asyncio.to_thread(self._writer.close)
         self.records.close()
 
     async def refresh_inventory(self) -> None:
@@ -89,6 +106,11 @@ class Runtime:
             self._trouble = found.reason
         else:
             self.node, self._trouble = found, ""
+
+    def repair_history(self) -> None:
+        """Fill in what the history lacks, once the engine has answered."""
+        if self.engine.cache.fresh:
+            self.audit.repair(self.arbiter.ledger().leases, self.engine.cache)
 
     async def built_images(self) -> Mapping[str, str]:
         """Ids of the images that exist here, by variant; EngineUnknown when the engine does not answer."""
@@ -121,6 +143,8 @@ class Runtime:
         while True:
             await asyncio.sleep(INVENTORY_S)
             await self.refresh_inventory()
+            await self.cordons.refresh()
+            self.repair_history()
 
 
 _runtime: asyncio.Task[Runtime] | None = None

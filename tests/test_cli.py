@@ -19,16 +19,15 @@ from spawner.core.model import GIB, Lease, Mode
 from spawner.docker_api import EngineUnknown
 from tests.test_settings import LEAST
 
-COMMANDS = ["gpus", "leases", "status", "catalog"]
+COMMANDS = ["gpus", "leases", "orphans", "history", "status", "catalog"]
 
 
 @pytest.fixture
 def settings(plain_gpus: SimulatedGPUs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings with simulated GPUs."""
     path = tmp_path / "settings.toml"
-    path.write_text(
-        f"{LEAST}\n[gpus]\nlibrary = '{plain_gpus.library}'\ndevice_dir = '{plain_gpus.device_dir}'\nsimulated = true\n"
-    )
+    gpus = f"library = '{plain_gpus.library}'\ndevice_dir = '{plain_gpus.device_dir}'\nsimulated = true\n"
+    path.write_text(f"state = '{tmp_path}/state'\n{LEAST}\n[gpus]\n{gpus}")
     monkeypatch.setenv("GPUCAMPUS_SETTINGS", str(path))
     return path
 
@@ -63,6 +62,7 @@ def hub(settings: Path) -> Iterator[None]:
 
     server = HTTPServer(("127.0.0.1", 0), Hub)
     Thread(target=server.serve_forever, daemon=True).start()
+    # nothing but its health: the token of the API is not there
     text = settings.read_text() + f"[hub]\nhub_port = {server.server_port}\n[network]\nsubnet = '127.0.0.0/24'\n"
     settings.write_text(text)
     yield
@@ -71,6 +71,7 @@ def hub(settings: Path) -> Iterator[None]:
 
 
 def container(gpu: str, lease_id: str = "lease1", **labels: str) -> Container:
+    """A running server of anna's that holds a GPU; labels of a test's own are written over its lease's."""
     granted = datetime(2026, 1, 1, tzinfo=UTC)
     lease = Lease(
         id=lease_id,
@@ -178,7 +179,8 @@ def test_gpus_as_json(settings, engine, plain_gpus):
     found = answer("gpus")
     assert found["node"]["simulated"] is True
     assert len(found["node"]["gpus"]) == 4
-    assert found["holders"] == {plain_gpus.device("1").uuid: "anna/train"}
+    holder = {"lease": "lease1", "hub": "gpucampus", "user": "anna", "server": "train"}
+    assert found["holders"] == {plain_gpus.device("1").uuid: [holder]}
 
 
 def test_a_held_gpu_that_is_not_there_is_a_finding(settings, engine):
@@ -201,7 +203,7 @@ def test_a_library_that_is_not_there_is_a_finding(settings, engine):
 
 
 def test_a_machine_without_gpus_is_well_where_the_settings_say_so(settings, engine):
-    settings.write_text(f"{LEAST}[gpus]\ninventory = 'none'\n")
+    settings.write_text(f"state = '{settings.parent}/state'\n{LEAST}[gpus]\ninventory = 'none'\n")
     assert answer("gpus")["node"]["gpus"] == []
 
 

@@ -1,8 +1,11 @@
 """One sub has one uid for ever, in whatever order and however many at once people sign in."""
 
+import sqlite3
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spawner.core.model import Code, Person, Refusal
-from spawner.records import Base, Records, RecordsError
+from spawner.records import TROUBLE, Base, Cordon, Records, RecordsError
+from tests.core.strategies import NOW, lease
 
 UIDS = range(200_000, 200_010)
 
@@ -198,6 +202,145 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path):
     (tmp_path / "state").touch()
     with pytest.raises(RecordsError, match="records sqlite"):
         Records.open(url(tmp_path))
+
+
+def minutes(number: int) -> datetime:
+    return NOW + timedelta(minutes=number)
+
+
+def test_a_lease_is_told_from_grant_to_end(records):
+    held = lease(1, "GPU-b", "GPU-a")
+    records.lease_granted(held, "node-1")
+    records.lease_started(held.id, "c1", "172.30.0.5", minutes(1))
+    records.lease_ended(held.id, "stopped", minutes(9))
+    (past,) = records.history()
+    assert (past.lease, past.hub, past.user, past.server, past.variant) == (
+        held.id,
+        held.hub,
+        held.user,
+        held.server,
+        held.variant,
+    )
+    assert (past.mode, past.gpus, past.node) == (held.mode.value, held.gpus, "node-1")
+    assert (past.container, past.address) == ("c1", "172.30.0.5")
+    assert (past.granted, past.started, past.ended, past.code) == (held.granted, minutes(1), minutes(9), "stopped")
+
+
+def test_every_write_of_the_history_may_come_twice(records):
+    held = lease(1, "GPU-a")
+    for _ in range(2):
+        records.lease_granted(held, "node-1")
+        records.lease_started(held.id, "c1", "172.30.0.5", minutes(1))
+        records.lease_ended(held.id, "stopped", minutes(9))
+    before = records.history()
+    records.lease_granted(held, "elsewhere")
+    records.lease_started(held.id, "c2", "172.30.0.6", minutes(2))
+    records.lease_ended(held.id, "failed", minutes(10))
+    assert records.history() == before
+    assert len(before) == 1
+
+
+def test_a_known_reason_replaces_gone_and_never_the_other_way(records):
+    held = lease(1, "GPU-a")
+    records.lease_granted(held)
+    records.lease_ended(held.id, "gone", minutes(5))
+    records.lease_ended(held.id, "out-of-memory", minutes(6))
+    records.lease_ended(held.id, "gone", minutes(7))
+    (past,) = records.history()
+    assert (past.code, past.ended) == ("out-of-memory", minutes(5))
+
+
+def test_an_address_that_was_not_known_is_filled_in_later(records):
+    held = lease(1, "GPU-a")
+    records.lease_granted(held)
+    records.lease_started(held.id, "c1", "", minutes(1))
+    records.lease_started(held.id, "c1", "172.30.0.5", minutes(2))
+    (past,) = records.history()
+    assert (past.address, past.started) == ("172.30.0.5", minutes(1))
+
+
+def test_starts_and_ends_of_leases_that_nobody_noted_change_nothing(records):
+    records.lease_started("none", "c1", "172.30.0.5", minutes(1))
+    records.lease_ended("none", "gone", minutes(1))
+    assert records.history() == ()
+
+
+def test_the_history_answers_who_had_an_address_at_a_moment(records):
+    for number, (user, begin, end) in enumerate([("ann", 0, 10), ("bob", 20, 30), ("ann", 40, None)]):
+        item = replace(lease(number, f"GPU-{number}", user=user), granted=minutes(begin))
+        records.lease_granted(item)
+        records.lease_started(item.id, f"c{number}", "172.30.0.5", minutes(begin))
+        if end is not None:
+            records.lease_ended(item.id, "stopped", minutes(end))
+
+    def who(**asked: object) -> list[str]:
+        return [past.user for past in records.history(**asked)]
+
+    assert who(address="172.30.0.5", at=minutes(25)) == ["bob"]
+    assert who(address="172.30.0.5", at=minutes(15)) == []
+    assert who(address="172.30.0.9", at=minutes(25)) == []
+    assert who(at=minutes(500)) == ["ann"], "it has not ended"
+    assert who(user="ann") == ["ann", "ann"]
+    assert who() == ["ann", "bob", "ann"], "the newest first"
+    assert who(limit=1) == ["ann"]
+    elsewhere = minutes(25).astimezone(timezone(timedelta(hours=9)))
+    assert who(address="172.30.0.5", at=elsewhere) == ["bob"], "a moment is one in every zone"
+
+
+def test_leases_without_an_end_are_listed_for_their_hub_alone(records):
+    records.lease_granted(lease(1, "GPU-a"))
+    records.lease_granted(lease(2, "GPU-b", hub="other"))
+    records.lease_granted(lease(3, "GPU-c"))
+    records.lease_ended(lease(3, "GPU-c").id, "stopped", minutes(1))
+    assert [past.lease for past in records.open_leases(lease(1, "GPU-a").hub)] == [lease(1, "GPU-a").id]
+
+
+def test_what_is_closed_is_known_after_reopening_and_opened_once(records, tmp_path):
+    records.cordon("GPU-a", "cordoned", "noisy fan", "root", minutes(0))
+    records.cordon("node-1", "drained", "", "root", minutes(0))
+    records.cordon("GPU-a", "drained", "fan died", "ann", minutes(1))
+    again = Records.open(url(tmp_path))
+    assert again.cordons() == (
+        Cordon(target="GPU-a", state="drained", reason="fan died", since=minutes(1), by="ann"),
+        Cordon(target="node-1", state="drained", reason="", since=minutes(0), by="root"),
+    )
+    again.close()
+    assert records.uncordon("GPU-a") is True
+    assert records.uncordon("GPU-a") is False
+    assert [item.target for item in records.cordons()] == ["node-1"]
+
+
+def test_who_reads_does_not_wait_for_who_writes(records, tmp_path):
+    records.cordon("GPU-a", "cordoned", "", "root", minutes(0))
+    writer = sqlite3.connect(tmp_path / "state" / "records.sqlite", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        assert [item.target for item in records.cordons()] == ["GPU-a"]
+        assert records.history() == ()
+        assert records.open_leases("campus") == ()
+    finally:
+        writer.close()
+
+
+def test_a_database_of_the_first_version_keeps_its_persons(tmp_path):
+    old = Records.open(url(tmp_path))
+    anna = old.assign("s1", "anna", UIDS, ())
+    old.close()
+    with sqlite3.connect(tmp_path / "state" / "records.sqlite") as database:
+        database.executescript(
+            "DROP TABLE cordon; DROP TABLE lease_history; UPDATE alembic_version SET version_num = '0001'"
+        )
+    new = Records.open(url(tmp_path))
+    assert new.person_by_sub("s1") == anna
+    assert (new.history(), new.cordons()) == ((), ())
+    new.close()
+
+
+def test_a_lost_table_is_trouble_and_not_a_bug(records, tmp_path):
+    with sqlite3.connect(tmp_path / "state" / "records.sqlite") as database:
+        database.execute("DROP TABLE lease_history")
+    with pytest.raises(TROUBLE):
+        records.lease_granted(lease(1, "GPU-a"))
 
 
 class SignIns(RuleBasedStateMachine):

@@ -1,0 +1,5 @@
+"""`python -m spawner.cli`."""
+
+from spawner.cli import main
+
+main()
