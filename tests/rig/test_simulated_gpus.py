@@ -112,7 +112,7 @@ def test_a_change_is_seen_by_a_process_that_runs_already(own_gpus: SimulatedGPUs
     text = file.read_text()
     file.write_text(text.replace("memory_mib = 40960", "memory_mib = 40960\\nused_mib = 512\\nprocess = 4242 512", 1))
     after = n.nvmlDeviceGetComputeRunningProcesses(h)
-    busy = [before, [(p.pid, p.usedGpuMemory >> 20) for p in after], n.nvmlDeviceGetMemoryInfo(h).used >> 20]
+    busy = [before, [(p.pid, p.usedGpuMemory >> 20) for p in after], n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used >> 20]
     file.write_text(text.replace("[gpu 0]", "[gpu 0]\\nlost = 1"))
     try:
         n.nvmlDeviceGetUUID(h)
