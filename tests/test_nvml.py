@@ -253,13 +253,24 @@ async def test_what_a_gpu_does_not_offer_is_no_fault(own_gpus):
     assert not any(gpu.unhealthy for gpu in (await found(own_gpus)).gpus)
 
 
-async def test_a_reading_says_what_a_gpu_does_and_is_never_younger_than_it_says(own_gpus, tmp_path):
+async def test_a_reading_is_as_old_as_its_question(plain_gpus, monkeypatch):
+    began, run = [], nvml._run
+
+    async def noting(*args):
+        began.append(datetime.now(UTC))
+        return await run(*args)
+
+    monkeypatch.setattr(nvml, "_run", noting)
+    before = datetime.now(UTC)
+    answer = await look(plain_gpus)
+    assert {before <= reading.at <= began[0] for reading in answer.readings.values()} == {True}
+
+
+async def test_a_reading_says_what_a_gpu_does(own_gpus, tmp_path):
     add(own_gpus, "gpu 0", "used_mib = 700", "utilization = 83", "process = 41 600", "process = 42 100")
     run_in(tmp_path, 41, ANN)
-    began = datetime.now(UTC)
     answer = await look(own_gpus, proc=tmp_path)
     reading = answer.readings[answer.node.gpus[0].uuid]
-    assert began <= reading.at <= datetime.now(UTC)
     assert (reading.temperature_c, reading.power_w, reading.use_percent) == (34, 58.0, 83)
     assert reading.processes == (
         GPUProcess(pid=41, memory_bytes=600 << 20, container=ANN),

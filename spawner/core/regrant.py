@@ -16,7 +16,7 @@ from spawner.core.ledger import LABEL, Container
 from spawner.core.model import GPU, Node
 from spawner.core.readings import GPUProcess, Reading
 
-__all__ = ["foreign", "holders", "out_of_service", "quarantined", "said", "with_foreign", "with_missing"]
+__all__ = ["foreign", "holders", "out_of_service", "quarantined", "said", "with_foreign", "with_missing", "withheld"]
 
 Holders = Mapping[str, frozenset[str]]
 
@@ -115,6 +115,24 @@ def said(pids: Collection[int]) -> str:
     if len(pids) == 1:
         return f"1 process that belongs to no server is on it (pid {listed})"
     return f"{len(pids)} processes that belong to no server are on it (pids {listed})"
+
+
+def withheld(
+    node: Node,
+    readings: Mapping[str, Reading],
+    owners: Holders,
+    idle_memory_bytes: int,
+    *,
+    held: Collection[str] = (),
+    ended: Mapping[str, datetime] | None = None,
+) -> dict[str, str]:
+    """All UUIDs that must not be given away although no lease says so, with the reason, foreign processes included.
+
+    `held` are UUIDs that are taken beside those of the owners, such as reservations; see `quarantined`.
+    """
+    taken = frozenset(held).union(*owners.values())
+    strangers = {uuid: said(pids) for uuid, pids in foreign(node, readings, owners).items()}
+    return strangers | quarantined(node, readings, taken, ended or {}, idle_memory_bytes)
 
 
 def with_foreign(node: Node, strangers: Mapping[str, Collection[int]]) -> Node:

@@ -17,6 +17,7 @@ from spawner.core.regrant import (
     said,
     with_foreign,
     with_missing,
+    withheld,
 )
 from tests.core.strategies import NOW, gpu, lease, node
 
@@ -73,11 +74,11 @@ def test_a_process_whose_memory_nobody_knows_keeps_a_gpu_withheld():
     assert found == {ONE.uuid: "process 42 is still on it after its last server ended"}
 
 
-@pytest.mark.parametrize(("used", "withheld"), [(IDLE, False), (IDLE + 1, True), (None, False)])
-def test_memory_above_idle_without_a_process_is_withheld_even_if_no_end_is_known(used, withheld):
+@pytest.mark.parametrize(("used", "kept"), [(IDLE, False), (IDLE + 1, True), (None, False)])
+def test_memory_above_idle_without_a_process_is_withheld_even_if_no_end_is_known(used, kept):
     found = quarantined(node(ONE), {ONE.uuid: reading(ONE.uuid, used=used)}, (), {}, IDLE)
-    assert (ONE.uuid in found) is withheld
-    assert not withheld or "1024 MiB of its memory are in use and no process shows" in found[ONE.uuid]
+    assert (ONE.uuid in found) is kept
+    assert not kept or "1024 MiB of its memory are in use and no process shows" in found[ONE.uuid]
 
 
 def test_a_gpu_that_tells_nothing_is_withheld():
@@ -124,11 +125,23 @@ def test_nothing_is_free_without_a_later_look_at_an_idle_gpu(ends, looks, busy):
         for uuid, step in looks.items()
     }
     ended = {uuid: NOW + step * SECOND for uuid, step in ends.items()}
-    withheld = quarantined(node(ONE, TWO, SPLIT), readings, (), ended, IDLE)
-    strangers = foreign(node(ONE, TWO, SPLIT), readings, {})
-    for uuid in {ONE.uuid, TWO.uuid, LEFT, RIGHT} - set(withheld) - set(strangers):
+    for uuid in {ONE.uuid, TWO.uuid, LEFT, RIGHT} - set(
+        withheld(node(ONE, TWO, SPLIT), readings, {}, IDLE, ended=ended)
+    ):
         assert uuid not in busy
         assert looks[uuid] > ends.get(uuid, -1)
+
+
+def test_one_look_without_a_history_finds_what_is_wrong_now():
+    readings = idle(node(ONE, TWO, SPLIT)) | {
+        ONE.uuid: reading(ONE.uuid, process(41), used=GIB),
+        TWO.uuid: reading(TWO.uuid, used=2 * GIB),
+        LEFT: reading(LEFT, process(42, "c1"), used=2 * GIB),
+    }
+    found = withheld(node(ONE, TWO, SPLIT), readings, {"c1": frozenset({LEFT})}, IDLE)
+    assert set(found) == {ONE.uuid, TWO.uuid}
+    assert "belongs to no server" in found[ONE.uuid]
+    assert "no process shows" in found[TWO.uuid]
 
 
 # -- processes of nobody's server --------------------------------------------------------------------------------------
