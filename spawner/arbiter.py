@@ -10,7 +10,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -51,6 +51,8 @@ class Arbiter:
         This hub's name; containers of other hubs count as taken and are never touched.
     nodes
         Gives the latest inventory, without waiting.
+    withheld
+        Gives the UUIDs that must not be given out although no lease names them, each with the reason.
     clock, new_id
         Time in UTC, and a new unique lease id.
     observer
@@ -69,6 +71,7 @@ class Arbiter:
         new_id: Callable[[], str],
         observer: Observer | None = None,
         closed: Callable[[], frozenset[str]] = frozenset,
+        withheld: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.engine = engine
         self.hub = hub
@@ -77,6 +80,7 @@ class Arbiter:
         self.new_id = new_id
         self.observer = observer or Unobserved()
         self.closed = closed
+        self.withheld = withheld
         self._reserved: dict[str, Lease] = {}
         self._steps: dict[str, asyncio.Task[Any]] = {}
         self._chores: dict[str, asyncio.Task[None]] = {}
@@ -126,7 +130,8 @@ class Arbiter:
             raise Refused(Refusal.of(Code.ENGINE_UNKNOWN))
         now = self.clock()
         ledger = self.ledger()
-        answer = place(claim, self.nodes(), ledger.leases, now, withheld=ledger.withheld | self.closed())
+        withheld = ledger.withheld.union(self.withheld(), self.closed())
+        answer = place(claim, self.nodes(), ledger.leases, now, withheld=withheld)
         if isinstance(answer, Refusal):
             raise Refused(answer)
         lease = Lease(

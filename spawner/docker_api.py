@@ -79,6 +79,7 @@ class StateCache:
     def __init__(self) -> None:
         self._containers: dict[str, Container] = {}
         self.fresh = False
+        self.on_drop: Callable[[Container], None] = lambda _gone: None
 
     def __iter__(self) -> Iterator[Container]:
         return iter(tuple(self._containers.values()))
@@ -89,7 +90,9 @@ class StateCache:
 
     def drop(self, container_id: str) -> None:
         """Forget a container that the engine says is gone."""
-        self._containers.pop(container_id, None)
+        gone = self._containers.pop(container_id, None)
+        if gone is not None:
+            self.on_drop(gone)
 
     def get(self, container_id: str) -> Container | None:
         """Find a container by its id."""

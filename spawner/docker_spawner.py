@@ -105,7 +105,7 @@ class GPUDockerSpawner(DockerSpawner):
             shared.catalog.variants,
             built,
             entitlement,
-            shared.node,
+            shared.watch.shown(),
             ledger.leases,
             previous=self._accepted,
             user=self.user.name,
@@ -192,6 +192,8 @@ class GPUDockerSpawner(DockerSpawner):
             raise Refused(Refusal.of(Code.OPTION_TYPE, option="options", allowed="{}"))
         await shared.arbiter.retire(claim.user, claim.server)
         await shared.cordons.refresh()
+        if claim.gpus:
+            await shared.settled()
         lease = shared.arbiter.reserve(claim, image=self._image)
         self.lease_id = lease.id
         self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"

@@ -10,8 +10,9 @@ from typing import Literal
 
 from spawner.core.exits import End, EndCode
 from spawner.core.model import GIB, Code, Refusal
+from spawner.core.shares import Notice, NoticeCode
 
-__all__ = ["TEXTS", "Language", "Phase", "ended", "phase", "sentence", "size"]
+__all__ = ["TEXTS", "Language", "Phase", "ended", "notice", "phase", "sentence", "size"]
 
 Language = Literal["en", "zh"]
 
@@ -169,6 +170,17 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "Your server was removed from outside. Your files are safe; start it again.",
         "zh": "您的服务器被外部移除。您的文件是安全的；请重新启动。",
     },
+    NoticeCode.SHARE_EXCEEDED: {
+        "en": "Your server uses {used_gib} GiB of GPU memory and its share is {share_gib} GiB. "
+        "Free some within {grace} seconds, or its biggest process is ended.",
+        "zh": "您的服务器使用了 {used_gib} GiB 显存，其份额为 {share_gib} GiB。请在 {grace} 秒内释放，否则占用最大的进程将被终止。",
+    },
+    NoticeCode.SHARE_ENDED: {
+        "en": "Process {pid} of your server was ended: it held {process_gib} GiB of GPU memory, and your server used "
+        "{used_gib} GiB where its share is {share_gib} GiB. Use a smaller batch or model, or ask for a whole GPU.",
+        "zh": "您服务器的进程 {pid} 已被终止：它占用 {process_gib} GiB 显存，您的服务器共使用 {used_gib} GiB，"
+        "而份额为 {share_gib} GiB。请减小批量或模型，或申请整块 GPU。",
+    },
     Phase.CHECKED: {
         "en": "Your choice is allowed: {variant}, {memory_gib} GiB of memory.",
         "zh": "选择有效：{variant}，{memory_gib} GiB 内存。",
@@ -194,6 +206,11 @@ def ended(end: End, language: Language = "en") -> str:
 def phase(step: Phase, language: Language = "en", **params: str | int | float) -> str:
     """Say how far a start has come."""
     return _say(step, params, language)
+
+
+def notice(told: Notice, language: Language = "en") -> str:
+    """Say what the user of a running server is told."""
+    return _say(told.code, dict(told.params), language)
 
 
 def size(number: float) -> str:

@@ -20,16 +20,16 @@ from spawner.core.model import Code, Node, Person, Refusal
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
-from spawner.nvml import InventoryFailure, read_inventory
 from spawner.records import Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
+from spawner.watch import Watch
 
 __all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
 
 LOG = logging.getLogger(__name__)
 BEGIN_TIMEOUT_S = 10.0
-INVENTORY_S = 30.0
+KEEP_S = 30.0
 
 
 class Runtime:
@@ -43,8 +43,6 @@ class Runtime:
         self.injection = injection_for(settings.gpus)
         self.records = Records.open(f"sqlite:///{settings.state / 'records.sqlite'}")
         self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
-        self.node = Node(name="", simulated=settings.gpus.simulated)
-        self._trouble = ""
         self.cordons = Cordons(self.records.cordons)
         self._writer = RecordsWriter()
         self.audit = Auditor(
@@ -63,9 +61,22 @@ class Runtime:
             new_id=lambda: uuid.uuid4().hex[:16],
             observer=self.audit,
             closed=lambda: self.cordons.closed,
+            withheld=self.withheld,
         )
-        self._images: dict[str, str] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self.watch = Watch(
+            settings.gpus,
+            node_name=socket.gethostname(),
+            containers=lambda: self.engine.cache,
+            held=self._held,
+            clock=lambda: datetime.now(UTC),
+        )
+        self.engine.cache.on_drop = self.watch.freed
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def node(self) -> Node:
+        """The machine and its GPUs, as placement sees them."""
+        return self.watch.node
 
     async def begin(self) -> None:
         """Rebuild the ledger from the engine, read the inventory and learn persons; before the first start."""
@@ -75,10 +86,10 @@ class Runtime:
             )
         if refusal := await self.storage.prepare():
             LOG.error("%s", sentence(refusal))
-        await self.refresh_inventory()
+        await self.watch.begin()
         await self.cordons.refresh()
         self.repair_history()
-        self._tasks.append(asyncio.create_task(self._keep_inventory()))
+        self._keeper = asyncio.create_task(self._keep())
         if self.settings.gpus.simulated:
             LOG.warning("GPUs are SIMULATED: %d of them, and no real one is behind this hub", len(self.node.gpus))
         ledger = self.arbiter.ledger()
@@ -90,22 +101,20 @@ class Runtime:
 
     async def close(self) -> None:
         """End the background work; containers stay as they are."""
-        for task in self._tasks:
-            task.cancel()
+        if self._keeper:
+            self._keeper.cancel()
+        self.watch.close()
         await self.arbiter.close()
         await asyncio.to_thread(self._writer.close)
         self.records.close()
 
-    async def refresh_inventory(self) -> None:
-        """Read the GPUs; where they cannot be read the last known state stays."""
-        known = self.node if self.node.gpus else None
-        found = await read_inventory(self.settings.gpus, socket.gethostname(), known=known)
-        if isinstance(found, InventoryFailure):
-            if found.reason != self._trouble:
-                LOG.error("the GPU inventory cannot be read, its last state stays: %s", found.reason)
-            self._trouble = found.reason
-        else:
-            self.node, self._trouble = found, ""
+    async def settled(self, uuids: Collection[str] | None = None) -> None:
+        """Wait a moment until GPUs that were just given back can be given out again; see Watch."""
+        await self.watch.settled(uuids)
+
+    def withheld(self) -> Mapping[str, str]:
+        """UUIDs that are not given out although no lease names them, each with the reason."""
+        return self.watch.withheld()
 
     def repair_history(self) -> None:
         """Fill in what the history lacks, once the engine has answered."""
@@ -139,12 +148,15 @@ class Runtime:
         homes_range = range(self.settings.homes.uid_min, self.settings.homes.uid_max + 1)
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
 
-    async def _keep_inventory(self) -> None:
+    async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(INVENTORY_S)
-            await self.refresh_inventory()
+            await asyncio.sleep(KEEP_S)
             await self.cordons.refresh()
             self.repair_history()
+
+    def _held(self) -> frozenset[str]:
+        ledger = self.arbiter.ledger()
+        return ledger.withheld.union(*(lease.gpus for lease in ledger.leases))
 
 
 _runtime: asyncio.Task[Runtime] | None = None

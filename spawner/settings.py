@@ -165,6 +165,10 @@ class GPUSettings(_Section):
     library: Place | None = None
     device_dir: Place = Path("/dev")
     files: dict[str, str] = {}
+    idle_memory: Size = 1 << 30
+    read_every: Duration = 15
+    shares_per_gpu: Annotated[int, Field(ge=0, le=64)] = 0
+    share_grace: Duration = 60
     simulated: bool = False
 
 

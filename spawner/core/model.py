@@ -72,11 +72,16 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MIGInstance:
-    """One slice of a GPU in MIG mode; a server may hold exactly one."""
+    """One slice of a GPU in MIG mode; a server may hold exactly one.
+
+    `foreign_processes` are those on this instance that belong to none of our containers; the ones that cannot be told
+    apart by instance are counted on the GPU.
+    """
 
     uuid: str
     profile: str  # such as "3g.40gb"
     memory_bytes: int
+    foreign_processes: int = 0
     devices: tuple[str, ...] = ()  # host device nodes beside the parent's, for the injection "nodes"
 
 
@@ -85,7 +90,9 @@ class GPU:
     """One physical GPU as the inventory saw it.
 
     `unhealthy` is empty for a good GPU, else a short reason; a GPU that is unhealthy is never placed and its lease is
-    never freed. `compute_capability` is ten times the version: 8.6 is 86.
+    never freed. `compute_capability` is ten times the version: 8.6 is 86. `foreign_processes` are those on it that
+    belong to none of our containers; `nvlink_peers` are the UUIDs of the GPUs that it has a direct NVLink or NVSwitch
+    path to.
     """
 
     uuid: str
@@ -97,6 +104,8 @@ class GPU:
     mig_enabled: bool = False
     mig: tuple[MIGInstance, ...] = ()
     devices: tuple[str, ...] = ()  # host device nodes, for the injection "nodes"
+    foreign_processes: int = 0
+    nvlink_peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,7 @@ class Node:
     name: str
     gpus: tuple[GPU, ...] = ()
     driver: str = ""
+    cuda: str = ""  # the newest CUDA that the driver runs, such as "12.8"
     memory_bytes: int = 0
     cpus: float = 0.0
     simulated: bool = False

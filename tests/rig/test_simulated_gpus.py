@@ -112,7 +112,8 @@ def test_a_change_is_seen_by_a_process_that_runs_already(own_gpus: SimulatedGPUs
     text = file.read_text()
     file.write_text(text.replace("memory_mib = 40960", "memory_mib = 40960\\nused_mib = 512\\nprocess = 4242 512", 1))
     after = n.nvmlDeviceGetComputeRunningProcesses(h)
-    busy = [before, [(p.pid, p.usedGpuMemory >> 20) for p in after], n.nvmlDeviceGetMemoryInfo(h).used >> 20]
+    used = n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used >> 20
+    busy = [before, [(p.pid, p.usedGpuMemory >> 20) for p in after], used]
     file.write_text(text.replace("[gpu 0]", "[gpu 0]\\nlost = 1"))
     try:
         n.nvmlDeviceGetUUID(h)
@@ -212,6 +213,7 @@ def test_the_cdi_spec_names_each_device_by_key_and_uuid_and_all(plain_gpus: Simu
         pytest.param(lambda text: text + "\n[card 9]\n", "[card 9] is not a section", id="unknown-section"),
         pytest.param(lambda text: text + "\n[mig 0/0]\nuuid = x\n", "needs a [gpu 0] with mig = 1", id="mig-off"),
         pytest.param(lambda text: text + "\n[gpu 9]\nname = x\n", "needs a uuid of its own", id="no-uuid"),
+        pytest.param(lambda text: text + "\n[gpu 9]\nuuid = x\nnvlink = 0\n", "does not lead back", id="half-a-link"),
     ],
 )
 def test_a_wrong_inventory_is_refused_by_name(tmp_path: Path, change: Callable[[str], str], said: str) -> None:
@@ -219,3 +221,35 @@ def test_a_wrong_inventory_is_refused_by_name(tmp_path: Path, change: Callable[[
     file.write_text(change(INVENTORY.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(SimulationError, match=re.escape(said)):
         read_inventory(file)
+
+
+def test_health_is_counted_where_the_inventory_has_it_and_else_not_offered(plain_gpus: SimulatedGPUs) -> None:
+    body = """
+    def errors(i):
+        try:
+            return n.nvmlDeviceGetTotalEccErrors(n.nvmlDeviceGetHandleByIndex(i), 1, 0)
+        except n.NVMLError_NotSupported as error:
+            return str(error)
+    (field,) = n.nvmlDeviceGetFieldValues(n.nvmlDeviceGetHandleByIndex(0), [n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return [errors(0), errors(2), list(n.nvmlDeviceGetRemappedRows(n.nvmlDeviceGetHandleByIndex(0))), field.nvmlReturn]
+"""
+    assert ask(plain_gpus, body) == [0, "Not Supported", [0, 0, 0, 0], 3]
+
+
+def test_two_gpus_are_joined_where_the_inventory_says_so(plain_gpus: SimulatedGPUs) -> None:
+    body = """
+    h = [n.nvmlDeviceGetHandleByIndex(i) for i in range(4)]
+    return [n.nvmlDeviceGetP2PStatus(h[a], h[b], n.NVML_P2P_CAPS_INDEX_NVLINK) for a, b in [(0, 1), (1, 0), (0, 2)]]
+"""
+    assert ask(plain_gpus, body) == [0, 0, 5]
+
+
+def test_the_list_of_mig_minors_has_the_form_of_the_driver_s(plain_gpus: SimulatedGPUs) -> None:
+    assert plain_gpus.mig_minors.read_text(encoding="ascii").splitlines() == [
+        "config 1",
+        "monitor 2",
+        "gpu3/gi1/access 417",
+        "gpu3/gi1/ci0/access 418",
+        "gpu3/gi2/access 426",
+        "gpu3/gi2/ci0/access 427",
+    ]

@@ -89,6 +89,24 @@ static void add_process(struct device *device, const char *value)
     device->processes[device->process_count++].bytes = mib << 20;
 }
 
+/* GPU numbers with something between them: 1, 3 */
+static void add_links(struct device *device, const char *value)
+{
+    unsigned long long other;
+
+    while (*value != '\0') {
+        const char *rest = number(value, &other);
+
+        if (rest == value) {
+            value++;
+            continue;
+        }
+        if (other < MAX_LINKED)
+            device->nvlink |= 1ULL << other;
+        value = rest;
+    }
+}
+
 static void set_number(struct device *device, const char *key, const char *value)
 {
     const struct { const char *key; unsigned *target; } numbers[] = {
@@ -102,6 +120,11 @@ static void set_number(struct device *device, const char *key, const char *value
         {"temperature", &device->temperature},
         {"power_mw", &device->power_mw},
         {"power_limit_mw", &device->power_limit_mw},
+        {"ecc_uncorrected", &device->ecc_uncorrected},
+        {"remap_pending", &device->remap_pending},
+        {"remap_failed", &device->remap_failed},
+        {"retirement_pending", &device->retirement_pending},
+        {"recovery_action", &device->recovery_action},
     };
 
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -123,6 +146,10 @@ static void set_device(struct device *device, const char *key, const char *value
         device->memory_bytes = whole(value) << 20;
     else if (strcmp(key, "used_mib") == 0)
         device->used_bytes = whole(value) << 20;
+    else if (strcmp(key, "reserved_mib") == 0)
+        device->reserved_bytes = whole(value) << 20;
+    else if (strcmp(key, "nvlink") == 0)
+        add_links(device, value);
     else if (strcmp(key, "mig") == 0)
         device->mig_enabled = whole(value) != 0;
     else if (strcmp(key, "lost") == 0)
@@ -170,7 +197,9 @@ static bool opened_section(const char *line, struct device *device)
         return false;
     device->is_mig = line[1] == 'm';
     pair(line + 5, &gpu, &instance);
-    device->minor = (unsigned)gpu;
+    device->number = device->minor = (unsigned)gpu;
+    device->ecc_uncorrected = device->remap_pending = device->remap_failed = NOT_OFFERED;
+    device->retirement_pending = device->recovery_action = NOT_OFFERED;
     device->instance = (unsigned)instance;
     return true;
 }

@@ -8,7 +8,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { MAX_DEVICES = 256, MAX_PROCESSES = 32, TEXT = 96 };
+enum { MAX_DEVICES = 256, MAX_PROCESSES = 32, MAX_LINKED = 64, TEXT = 96 };
+
+/* What a health counter holds that the inventory does not give: the GPU has no such counter. */
+#define NOT_OFFERED (~0U)
 
 struct process {
     unsigned pid;
@@ -18,11 +21,13 @@ struct process {
 struct device {
     char uuid[TEXT], name[TEXT], bus_id[32];
     struct device *parent; /* of a MIG instance; NULL for a GPU */
-    unsigned minor, instance;
+    unsigned number, minor, instance; /* the number is the N of [gpu N] */
     unsigned gpu_instance, compute_instance, slices, multiprocessors;
     unsigned capability_major, capability_minor;
     unsigned utilization, memory_utilization, temperature, power_mw, power_limit_mw;
-    unsigned long long memory_bytes, used_bytes;
+    unsigned ecc_uncorrected, remap_pending, remap_failed, retirement_pending, recovery_action; /* NOT_OFFERED or so */
+    unsigned long long memory_bytes, used_bytes, reserved_bytes;
+    unsigned long long nvlink; /* bit N: an NVLink to [gpu N] */
     bool is_mig, mig_enabled, lost, listed;
     unsigned process_count;
     struct process processes[MAX_PROCESSES];

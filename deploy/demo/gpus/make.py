@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Device", "SimulatedGPUs", "SimulationError", "build", "cdi_spec", "read_inventory"]
+__all__ = ["Device", "SimulatedGPUs", "SimulationError", "build", "cdi_spec", "mig_minors", "read_inventory"]
 
 HERE = Path(__file__).resolve().parent
 INVENTORY = HERE / "inventory.ini"
@@ -45,7 +45,7 @@ CAP_FIRST, CAP_PER_GPU, CAP_PER_INSTANCE = 3, 135, 9
 
 COMMON = ("nvidiactl", "nvidia-uvm")
 GENERAL_KEYS = {"driver_version", "nvml_version", "cuda_version", "init_error"}
-COMMON_KEYS = {"uuid", "memory_mib", "used_mib", "process", "lost"}
+COMMON_KEYS = {"uuid", "memory_mib", "used_mib", "reserved_mib", "process", "lost"}
 GPU_KEYS = COMMON_KEYS | {
     "name",
     "minor",
@@ -57,6 +57,12 @@ GPU_KEYS = COMMON_KEYS | {
     "utilization",
     "memory_utilization",
     "mig",
+    "nvlink",
+    "ecc_uncorrected",
+    "remap_pending",
+    "remap_failed",
+    "retirement_pending",
+    "recovery_action",
 }
 MIG_KEYS = COMMON_KEYS | {"profile", "gpu_instance", "compute_instance", "slices", "multiprocessors"}
 
@@ -99,6 +105,11 @@ class SimulatedGPUs:
         return self.folder / "dev"
 
     @property
+    def mig_minors(self) -> Path:
+        """Which nodes belong to which MIG instance, in the form of the driver's /proc/driver/nvidia-caps/mig-minors."""
+        return self.device_dir / "mig-minors"
+
+    @property
     def cdi_dir(self) -> Path:
         """The folder of the CDI spec."""
         return self.folder / "cdi"
@@ -132,6 +143,7 @@ def read_inventory(path: Path) -> tuple[Device, ...]:
         section = ini[title]
         _check_keys(path, title, set(section), GPU_KEYS if match[1] else MIG_KEYS)
         devices.append(_gpu(match[1], section) if match[1] else _mig(path, match[2], match[3], section, devices))
+    _check_links(path, ini)
     uuids = [device.uuid for device in devices]
     if len(set(uuids)) < len(uuids) or "" in uuids:
         raise SimulationError(f"{path}: every GPU and MIG instance needs a uuid of its own")
@@ -141,6 +153,21 @@ def read_inventory(path: Path) -> tuple[Device, ...]:
 def _check_keys(path: Path, title: str, given: set[str], allowed: set[str]) -> None:
     for key in sorted(given - allowed):
         raise SimulationError(f"{path}: {key} is not a key of [{title}]; allowed are {', '.join(sorted(allowed))}")
+
+
+def _check_links(path: Path, ini: configparser.ConfigParser) -> None:
+    """An NVLink has two ends, and the library answers for each by what its own section says."""
+    links = {
+        title.removeprefix("gpu "): re.findall(r"\d+", ini[title].get("nvlink", ""))
+        for title in ini.sections()
+        if title.startswith("gpu ")
+    }
+    for number, others in links.items():
+        for other in others:
+            if other == number or number not in links.get(other, ()):
+                raise SimulationError(
+                    f"{path}: [gpu {number}] has nvlink = {other}, but [gpu {other}] does not lead back"
+                )
 
 
 def _gpu(number: str, section: configparser.SectionProxy) -> Device:
@@ -181,6 +208,7 @@ def build(folder: Path, *, inventory: Path = INVENTORY, plain: bool = False) -> 
     own.chmod(0o644)
     _compile(gpus.library)
     _make_nodes(gpus, plain=plain)
+    _write(gpus.mig_minors, mig_minors(gpus.devices).encode())
     gpus.cdi_dir.mkdir(exist_ok=True)
     _write(gpus.cdi_dir / "nvidia.json", json.dumps(cdi_spec(gpus), indent=1).encode())
     return gpus
@@ -245,6 +273,18 @@ def _make_nodes(gpus: SimulatedGPUs, *, plain: bool) -> None:
         path.chmod(mode)
     if not plain:
         _check_reachable(gpus.device_dir / "nvidiactl")
+
+
+def mig_minors(devices: tuple[Device, ...]) -> str:
+    """The driver's list of capability minors, for the instances there are."""
+    lines = ["config 1", "monitor 2"]
+    for device in devices:
+        if device.is_mig:
+            gpu, *caps = (int(re.sub(r".*\D", "", name)) for name in device.nodes[len(COMMON) :])
+            of_gpu = caps[0] - CAP_FIRST - gpu * CAP_PER_GPU
+            instance = f"gpu{gpu}/gi{of_gpu // CAP_PER_INSTANCE}"
+            lines += [f"{instance}/access {caps[0]}", f"{instance}/ci{caps[1] - caps[0] - 1}/access {caps[1]}"]
+    return "\n".join(lines) + "\n"
 
 
 def _check_reachable(node: Path) -> None:

@@ -17,8 +17,8 @@ API nvmlDeviceGetMemoryInfo(handle device, struct memory *memory)
     ENTER_DEVICE(device);
     REQUIRE(memory != NULL, INVALID_ARGUMENT);
     memory->total = device->memory_bytes;
-    memory->used = device->used_bytes;
-    memory->free = device->memory_bytes - device->used_bytes;
+    memory->used = device->used_bytes + device->reserved_bytes;
+    memory->free = device->memory_bytes - memory->used;
     return SUCCESS;
 }
 
@@ -28,9 +28,9 @@ API nvmlDeviceGetMemoryInfo_v2(handle device, struct memory_v2 *memory)
     REQUIRE(memory != NULL, INVALID_ARGUMENT);
     REQUIRE(memory->version == (sizeof *memory | 2U << 24), VERSION_MISMATCH);
     memory->total = device->memory_bytes;
-    memory->reserved = 0;
+    memory->reserved = device->reserved_bytes;
     memory->used = device->used_bytes;
-    memory->free = device->memory_bytes - device->used_bytes;
+    memory->free = device->memory_bytes - device->used_bytes - device->reserved_bytes;
     return SUCCESS;
 }
 
@@ -110,6 +110,77 @@ API nvmlDeviceGetGraphicsRunningProcesses_v3(handle device, unsigned *count, str
     ENTER_DEVICE(device);
     REQUIRE(count != NULL, INVALID_ARGUMENT);
     *count = 0;
+    return SUCCESS;
+}
+
+/* Health: what the inventory does not give is not offered, as by GPUs without ECC */
+
+API nvmlDeviceGetTotalEccErrors(handle device, int type, int counter, unsigned long long *errors)
+{
+    ENTER_DEVICE(device);
+    REQUIRE(errors != NULL && (type == 0 || type == 1) && (counter == 0 || counter == 1), INVALID_ARGUMENT);
+    REQUIRE(device->ecc_uncorrected != NOT_OFFERED, NOT_SUPPORTED);
+    *errors = type == 1 ? device->ecc_uncorrected : 0;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetRemappedRows(handle device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed)
+{
+    ENTER_DEVICE(device);
+    REQUIRE(corrected != NULL && uncorrected != NULL && pending != NULL && failed != NULL, INVALID_ARGUMENT);
+    REQUIRE(device->remap_pending != NOT_OFFERED || device->remap_failed != NOT_OFFERED, NOT_SUPPORTED);
+    *corrected = *uncorrected = 0;
+    *pending = device->remap_pending == 1;
+    *failed = device->remap_failed == 1;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetRetiredPagesPendingStatus(handle device, unsigned *pending)
+{
+    ENTER_DEVICE(device);
+    REQUIRE(pending != NULL, INVALID_ARGUMENT);
+    REQUIRE(device->retirement_pending != NOT_OFFERED, NOT_SUPPORTED);
+    *pending = device->retirement_pending;
+    return SUCCESS;
+}
+
+struct field_value {
+    unsigned field, scope;
+    long long timestamp, latency;
+    int type;
+    enum status status;
+    union { unsigned number; unsigned long long widest; } value;
+};
+
+API nvmlDeviceGetFieldValues(handle device, int count, struct field_value *values)
+{
+    enum { RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
+
+    ENTER_DEVICE(device);
+    REQUIRE(values != NULL && count > 0, INVALID_ARGUMENT);
+    for (int i = 0; i < count; i++) {
+        bool offered = values[i].field == RECOVERY_ACTION && device->recovery_action != NOT_OFFERED;
+
+        values[i].type = TYPE_UNSIGNED;
+        values[i].status = offered ? SUCCESS : NOT_SUPPORTED;
+        values[i].value.widest = 0;
+        values[i].value.number = offered ? device->recovery_action : 0;
+    }
+    return SUCCESS;
+}
+
+/* Between two GPUs */
+
+API nvmlDeviceGetP2PStatus(handle device, handle other, int capability, int *status)
+{
+    enum { BY_NVLINK = 2, LINKED = 0, NOT_LINKED = 5 };
+
+    ENTER_DEVICE(device);
+    REQUIRE(other != NULL && other != device && status != NULL, INVALID_ARGUMENT);
+    REQUIRE(!is_lost(other), GPU_IS_LOST);
+    REQUIRE(capability == BY_NVLINK && !device->is_mig && !other->is_mig, NOT_SUPPORTED);
+    *status = other->number < MAX_LINKED && (device->nvlink >> other->number & 1) ? LINKED : NOT_LINKED;
     return SUCCESS;
 }
 
