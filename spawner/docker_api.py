@@ -1,11 +1,12 @@
 """The container engine: the only module that speaks to Docker.
 
-- Calls run in threads of their own lanes, each with a time limit: a hanging stop or pull never holds up a start.
+- Calls run in threads of their own lanes, each with a time limit: a hanging stop or pull never holds up a start, and
+  no call holds up the end of the process.
 - Four answers are told apart: done, `EngineSaysGone` (404), `EngineRefuses` (another 4xx: our fault, and nothing was
   done), `EngineUnknown` (5xx, time-out, refused connection: something may have happened, so every lease stays).
 - `StateCache` follows the engine's events, so that asking whether a server runs costs nothing. An entry leaves it only
   on the engine's word: a destroy event, or a 404 for that very container. A listing alone never removes one, since it
-  may be older than a container that was just made.
+  may be older than a container that was just made. Nor does it turn back what is known since it was asked for.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from ipaddress import IPv4Network
@@ -28,12 +29,14 @@ from docker.utils import kwargs_from_env
 
 from spawner.core.exits import Final
 from spawner.core.ledger import LABEL, Container
+from spawner.lanes import Lane
 
 __all__ = [
     "Engine",
     "EngineFails",
     "EngineRefuses",
     "EngineSaysGone",
+    "EngineSilent",
     "EngineUnknown",
     "StateCache",
     "bind_mount",
@@ -46,15 +49,20 @@ __all__ = [
     "ulimit",
 ]
 
-Lane = Literal["control", "slow"]
+LaneName = Literal["control", "slow"]
 LOG = logging.getLogger(__name__)
 CONTROL_THREADS = 16
 SLOW_THREADS = 8
 CONTROL_LIMIT_S = 30
 PULSE_S = 15.0
+EVENTS_LIMIT_S = 60  # after so long without an event the stream is opened anew: a connection may be dead and not say so
 _ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
 _ENDED = frozenset({"exited", "dead"})
+_STATES = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}
+_NEVER_SENT = ("ConnectionRefusedError", "FileNotFoundError")
+_GONE_KEPT = 10_000
+_EVENTS_KEPT = 1000
 
 
 class EngineUnknown(Exception):  # noqa: N818 - a state of knowledge, not an error of ours
@@ -63,6 +71,10 @@ class EngineUnknown(Exception):  # noqa: N818 - a state of knowledge, not an err
 
 class EngineFails(EngineUnknown):
     """The engine answered that it could not (5xx); its words are in the text. Part of it may have been done."""
+
+
+class EngineSilent(EngineUnknown):
+    """The call was sent and no answer came in time: the engine may still carry it out."""
 
 
 class EngineSaysGone(Exception):  # noqa: N818
@@ -74,10 +86,16 @@ class EngineRefuses(Exception):  # noqa: N818
 
 
 class StateCache:
-    """The containers that carry a lease label, by id, as the last words of the engine have it."""
+    """The containers that carry a lease label, by id, as the last words of the engine have it.
+
+    An id is never given out twice, so a container that is gone stays gone, whatever arrives late.
+    """
 
     def __init__(self) -> None:
         self._containers: dict[str, Container] = {}
+        self._changes: dict[str, int] = {}
+        self._gone: dict[str, None] = {}
+        self.version = 0
         self.fresh = False
         self.on_drop: Callable[[Container], None] = lambda _gone: None
 
@@ -86,13 +104,20 @@ class StateCache:
 
     def put(self, container: Container) -> None:
         """Note a container that the engine told of."""
-        self._containers[container.id] = container
+        if container.id not in self._gone:
+            self.version += 1
+            self._containers[container.id], self._changes[container.id] = container, self.version
 
-    def drop(self, container_id: str) -> None:
-        """Forget a container that the engine says is gone."""
+    def drop(self, container_id: str) -> Container | None:
+        """Forget a container that the engine says is gone; returns what was known of it."""
+        self._gone[container_id] = None
+        while len(self._gone) > _GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+        self._changes.pop(container_id, None)
         gone = self._containers.pop(container_id, None)
         if gone is not None:
             self.on_drop(gone)
+        return gone
 
     def get(self, container_id: str) -> Container | None:
         """Find a container by its id."""
@@ -102,32 +127,29 @@ class StateCache:
         """Find the container of a lease."""
         return next((c for c in self._containers.values() if c.labels.get(LABEL + "lease") == lease_id), None)
 
-    def merge(self, listing: list[Container]) -> list[str]:
-        """Take in a listing; returns the ids that it lacks, which are to be asked for one by one."""
+    def merge(self, listing: list[Container], since: int) -> list[str]:
+        """Take in a listing that was asked for at a version; returns the known ids that it lacks, to be asked for."""
+        known = [key for key in self._containers if self._changes[key] <= since]
         for container in listing:
-            self.put(container)
+            if self._changes.get(container.id, 0) <= since:
+                self.put(container)
         listed = {container.id for container in listing}
-        return [known for known in self._containers if known not in listed]
+        return [key for key in known if key not in listed]
 
-    def apply(self, event: Mapping[str, Any]) -> str | None:
-        """Take in one event; returns the id of a container that ended."""
+    def apply(self, event: Mapping[str, Any]) -> Container | None:
+        """Take in one event; returns a container that ended or is gone, as it was known until then."""
         action, actor = str(event.get("Action", "")), event.get("Actor", {})
         container_id, attributes = str(actor.get("ID", "")), actor.get("Attributes", {})
-        if action == "destroy":
-            self.drop(container_id)
-            return None
-        state = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}.get(
-            action
-        )
-        if state is None:
-            return None
         known = self.get(container_id)
-        labels = (
-            known.labels if known else {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
-        )
+        if action == "destroy":
+            return self.drop(container_id)
+        state = _STATES.get(action)
+        if state is None or (action == "create" and known):  # the news of its making comes last, it may run already
+            return None
+        told = {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
         name = known.name if known else str(attributes.get("name", ""))
-        self.put(Container(id=container_id, name=name, state=state, labels=labels))
-        return container_id if state in _ENDED else None
+        self.put(Container(id=container_id, name=name, state=state, labels=known.labels if known else told))
+        return self.get(container_id) if state in _ENDED else None
 
 
 class Engine:
@@ -136,15 +158,16 @@ class Engine:
     def __init__(self, *, limit_s: int = CONTROL_LIMIT_S) -> None:
         self.limit_s = limit_s
         self.cache = StateCache()
-        self._lanes: Mapping[Lane, ThreadPoolExecutor] = {
-            "control": ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="engine-control"),
-            "slow": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="engine-slow"),
+        self._lanes: Mapping[LaneName, Lane] = {
+            "control": Lane("engine-control", CONTROL_THREADS),
+            "slow": Lane("engine-slow", SLOW_THREADS),
         }
         self._client: docker.APIClient | None = None
         self._client_lock = threading.Lock()
         self._closing = threading.Event()
         self._pulse: asyncio.Task[None] | None = None
         self._listed = asyncio.Event()
+        self._on_end: Callable[[Container], None] = lambda _container: None
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -157,21 +180,18 @@ class Engine:
             return self._client
 
     async def raw(
-        self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any
+        self, method: str, *args: Any, lane: LaneName = "control", limit_s: float | None = None, **kwargs: Any
     ) -> Any:
         """Call a method of docker-py; its own exceptions pass, a time-out is EngineUnknown."""
         limit = limit_s or self.limit_s
-        future = asyncio.get_running_loop().run_in_executor(
-            self._lanes[lane], lambda: getattr(self.client, method)(*args, **kwargs)
-        )
         try:
             # the thread goes on after a time-out; the client's own limit ends it
-            return await asyncio.wait_for(future, limit)
+            return await self._lanes[lane].run(lambda: getattr(self.client, method)(*args, **kwargs), limit)
         except TimeoutError as error:
-            raise EngineUnknown(f"{method} did not answer within {limit:.0f} s") from error
+            raise EngineSilent(f"{method} did not answer within {limit:.0f} s") from error
 
     async def call(
-        self, method: str, *args: Any, lane: Lane = "control", limit_s: float | None = None, **kwargs: Any
+        self, method: str, *args: Any, lane: LaneName = "control", limit_s: float | None = None, **kwargs: Any
     ) -> Any:
         """Call a method of docker-py; failures are one of the three kinds of this module."""
         try:
@@ -185,15 +205,16 @@ class Engine:
 
     async def image_id(self, reference: str) -> str | None:
         """The id of an image that is on this machine, else None."""
-        try:
-            return str((await self.call("inspect_image", reference))["Id"])
-        except EngineSaysGone:
-            return None
+        found = await self._or_none("inspect_image", reference)
+        return str(found["Id"]) if found else None
 
     async def inspect(self, container_id: str) -> dict[str, Any] | None:
         """Everything that the engine says of a container; None only where it says that there is none."""
+        return await self._or_none("inspect_container", container_id)
+
+    async def _or_none(self, method: str, name: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = await self.call("inspect_container", container_id)
+            found: dict[str, Any] = await self.call(method, name)
         except EngineSaysGone:
             return None
         return found
@@ -218,38 +239,36 @@ class Engine:
 
     # -- following the engine --------------------------------------------------------------------------------------
 
-    def follow(self, on_end: Callable[[str], None]) -> None:
-        """Start to follow the engine; `on_end` is called on the event loop with the id of each container that ended."""
+    def follow(self, on_end: Callable[[Container], None]) -> None:
+        """Start to follow the engine; `on_end` is called on the event loop with each container that ended or is gone.
+
+        It may be called more than once for one container; whether it is gone, the cache knows.
+        """
+        self._on_end = on_end
         loop = asyncio.get_running_loop()
-
-        def apply(event: Mapping[str, Any]) -> None:
-            ended = self.cache.apply(event)
-            if ended:
-                on_end(ended)
-
-        def post(event: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(apply, event)
-
-        threading.Thread(target=self._read_events, args=(post, loop), name="engine-events", daemon=True).start()
-        self._pulse = asyncio.create_task(self._keep_listing(on_end))
+        threading.Thread(target=self._read_events, args=(loop,), name="engine-events", daemon=True).start()
+        self._pulse = asyncio.create_task(self._keep_listing())
 
     async def listed(self, timeout_s: float) -> bool:
         """Wait until the engine has been listed once; False when that takes too long."""
         try:
-            await asyncio.wait_for(self._listed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._listed.wait()
         except TimeoutError:
             return False
         return True
 
-    async def refresh(self, on_end: Callable[[str], None]) -> None:
+    async def refresh(self) -> None:
         """List the engine's containers; those that are missing are asked for one by one before they are dropped."""
+        asked = self.cache.version
         try:
             listing = [_container(row) for row in await self.call("containers", all=True, filters=_OURS)]
-            for container_id in self.cache.merge(listing):
+            for container_id in self.cache.merge(listing, asked):
                 try:
                     await self.call("inspect_container", container_id)
                 except EngineSaysGone:
-                    self.cache.drop(container_id)
+                    if gone := self.cache.drop(container_id):
+                        self._on_end(gone)
         except (EngineUnknown, EngineRefuses) as error:
             if self.cache.fresh:
                 LOG.warning("The container engine does not answer; every lease stays as it is (%s)", error)
@@ -259,9 +278,9 @@ class Engine:
             LOG.info("The container engine answers: %d containers with leases", len(listing))
         self.cache.fresh = True
         self._listed.set()
-        for container in listing:
+        for container in self.cache:
             if container.state in _ENDED:
-                on_end(container.id)
+                self._on_end(container)
 
     def close(self) -> None:
         """Stop following; calls under way end by their limits."""
@@ -269,24 +288,32 @@ class Engine:
         if self._pulse:
             self._pulse.cancel()
         for lane in self._lanes.values():
-            lane.shutdown(wait=False, cancel_futures=True)
+            lane.close()
 
-    async def _keep_listing(self, on_end: Callable[[str], None]) -> None:
+    async def _keep_listing(self) -> None:
         """List now and then: what the event stream missed is found within PULSE_S, and a hung engine is noticed."""
         while True:
-            await self.refresh(on_end)
+            await self.refresh()
             await asyncio.sleep(PULSE_S if self.cache.fresh else 1.0)
 
-    def _read_events(self, post: Callable[[Mapping[str, Any]], None], loop: asyncio.AbstractEventLoop) -> None:
+    def _apply(self, event: Mapping[str, Any]) -> None:
+        if ended := self.cache.apply(event):
+            self._on_end(ended)
+
+    def _read_events(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: read events for ever. `since` closes the gap between two subscriptions."""
         since, pause = int(time.time()) - 1, 0.2
+        seen: deque[tuple[Any, ...]] = deque(maxlen=_EVENTS_KEPT)
         while not self._closing.is_set() and not loop.is_closed():
             try:
-                client = _new_client(None)
+                client = _new_client(EVENTS_LIMIT_S)
                 filters = {"type": "container", **_OURS}
-                for line in client.events(since=since, filters=filters, decode=True):
+                for line in client.events(since=since - 1, filters=filters, decode=True):
                     since, pause = int(line.get("time", since)), 0.2
-                    post(line)
+                    key = (line.get("timeNano"), line.get("Action"), line.get("Actor", {}).get("ID"))
+                    if key not in seen:  # an event of the past must not undo what came after it
+                        seen.append(key)
+                        loop.call_soon_threadsafe(self._apply, line)
             except (DockerException, requests.RequestException, OSError, json.JSONDecodeError) as error:
                 LOG.debug("The event stream broke: %s", error)
             except RuntimeError:  # the event loop is closed: the hub ends
@@ -384,10 +411,10 @@ def _once(method: str) -> Iterator[docker.APIClient]:
         raise _kind_of(error, method) from error
 
 
-def _new_client(limit_s: int | None) -> docker.APIClient:
+def _new_client(limit_s: int) -> docker.APIClient:
     return docker.APIClient(
         version="auto",
-        timeout=limit_s,  # type: ignore[arg-type] # None, for the event stream, is no limit
+        timeout=limit_s,
         max_pool_size=CONTROL_THREADS + SLOW_THREADS,
         **kwargs_from_env(),
     )
@@ -405,4 +432,5 @@ def _kind_of(error: Exception, method: str) -> Exception:
         return EngineRefuses(f"{method}: {error.explanation}")
     if isinstance(error, APIError):
         return EngineFails(f"{method}: {error.explanation}")
-    return EngineUnknown(f"{method}: {error}")
+    never_sent = isinstance(error, DockerException) or any(text in str(error) for text in _NEVER_SENT)
+    return (EngineUnknown if never_sent else EngineSilent)(f"{method}: {error}")

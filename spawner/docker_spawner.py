@@ -21,12 +21,13 @@ from spawner.core.entitlements import entitlement_for, roles_for
 from spawner.core.ledger import LABEL
 from spawner.core.limits import limits_for
 from spawner.core.model import Claim, Code, Person, Refusal
-from spawner.core.names import check_name, printable, server_slug
+from spawner.core.names import check_name, server_slug
 from spawner.core.options import check_choice, from_form, parse_choice
-from spawner.docker_api import EngineFails, EngineRefuses, EngineUnknown
+from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
-from spawner.messages import Phase, ended, phase, sentence
+from spawner.messages import Language, Phase, ended, phase
+from spawner.refusals import NOT_DONE, died, refusal_for, said
 from spawner.runtime import Runtime
 from spawner.storage import write_identity
 
@@ -35,7 +36,6 @@ __all__ = ["GPUDockerSpawner"]
 T = TypeVar("T")
 PORT_STEP_S = 0.05
 _ANSWERED = frozenset(range(200, 500))  # any answer of the server itself; 5xx may be somebody else's
-_STATUS = {Code.GPUS_LEASED: 409, Code.ENGINE_UNKNOWN: 503, Code.HOME_UNAVAILABLE: 503, Code.ROLE_MISSING: 403}
 _STEPS = {Phase.CHECKED: 10, Phase.HOME: 20, Phase.PLACED: 30, Phase.CREATED: 50, Phase.STARTED: 60, Phase.ANSWERS: 95}
 
 
@@ -115,7 +115,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     def options_from_query(self, query_data: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the hub's signature
         """Refuse: a link must never start anything, least of all a GPU."""
-        raise _said(sentence(Refusal.of(Code.NOT_CHOSEN)), Code.NOT_CHOSEN.value, 400)
+        raise said(Refusal.of(Code.NOT_CHOSEN), self._language())
 
     async def choose(self, user_options: dict[str, Any]) -> None:
         """Validate the choice and keep it for `start`; a refused one is not remembered."""
@@ -127,7 +127,7 @@ class GPUDockerSpawner(DockerSpawner):
             self.user_options = self._accepted
             self.orm_spawner.user_options = self._accepted
             self.user.db.commit()
-            raise self._said(shared, error) from None
+            raise self._turned_down(shared, error) from None
         self._accepted = dict(user_options)
         self._idle_s = self._claim.entitlement.idle_s
         self._tell(Phase.CHECKED, variant=self._claim.variant.title, memory=self._claim.limits.memory_bytes)
@@ -177,9 +177,9 @@ class GPUDockerSpawner(DockerSpawner):
             await self._wait_for_answer(shared, f"http://{ip}:{port}")
         except BaseException as error:
             self._give_up(shared)
-            if isinstance(error, Refused | EngineUnknown | EngineRefuses):
+            if isinstance(error, NOT_DONE):
                 self.log.warning("Not started user=%s server=%s: %s", self.user.name, self.name, error)
-                raise self._said(shared, error) from error
+                raise self._turned_down(shared, error) from error
             raise
         self._tell(Phase.ANSWERS)
         return ip, port
@@ -202,9 +202,18 @@ class GPUDockerSpawner(DockerSpawner):
         return await super().create_object()  # type: ignore[no-any-return] # the parent is untyped
 
     async def stop(self, now: bool = False) -> None:
-        """Stop and remove the container, as by hand."""
-        if self.object_id:
+        """Stop and remove the container, as by hand.
+
+        What the engine does not do in time is left to the arbiter: the lease is quarantined, the server counts as
+        stopped, and its person can start again.
+        """
+        if not self.object_id:
+            return
+        try:
             await super().stop(now=now)
+        except (EngineUnknown, EngineRefuses) as error:
+            self.log.error("%s did not stop and is quarantined, lease=%s: %s", self._log_name, self.lease_id, error)  # noqa: TRY400 - for the operator, no traceback
+            self.clear_state()
 
     def docker(self, method: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Send the parent's calls to the arbiter or to the engine's lanes."""
@@ -264,7 +273,7 @@ class GPUDockerSpawner(DockerSpawner):
         deadline = time.monotonic() + shared.settings.containers.start_timeout
         while not await self._answers(address):
             if end := shared.arbiter.end_of(self.lease_id):
-                raise _said(ended(end, shared.settings.hub.language), end.code.value, 500)
+                raise died(end, shared.settings.hub.language)
             if time.monotonic() > deadline:
                 raise Refused(Refusal.of(Code.NOT_ANSWERING, seconds=shared.settings.containers.start_timeout))
             await asyncio.sleep(PORT_STEP_S)
@@ -383,24 +392,14 @@ class GPUDockerSpawner(DockerSpawner):
             self._news.clear()
             await self._news.wait()
 
-    def _said(self, shared: Runtime, error: Exception) -> SpawnException:
-        """Turn a refusal into the one exception that the hub shows to people."""
-        if isinstance(error, Refused):
-            refusal = error.refusal
-        elif isinstance(error, EngineRefuses | EngineFails):
-            refusal = Refusal.of(Code.ENGINE_REFUSED, why=printable(str(error), 300))
-        else:
-            refusal = Refusal.of(Code.ENGINE_UNKNOWN)
+    def _turned_down(self, shared: Runtime, error: Exception) -> SpawnException:
+        refusal = refusal_for(error)
         shared.audit.refused(self.user.name, self.name, refusal)
-        text = sentence(refusal, shared.settings.hub.language)
-        return _said(text, refusal.code.value, _STATUS.get(refusal.code, 400))
+        return said(refusal, shared.settings.hub.language)
 
-
-def _said(text: str, reason: str, status: int) -> SpawnException:
-    """Build the one exception whose words reach people; the hub looks for them in an attribute of its own."""
-    error = SpawnException(text, reason=reason, status_code=status)
-    error.jupyterhub_message = text
-    return error
+    def _language(self) -> Language:
+        shared = runtime.current_or_none()
+        return shared.settings.hub.language if shared else "en"
 
 
 def _check(refusal: Refusal | None) -> None:

@@ -132,6 +132,21 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "The container engine could not start your server: {why}. Nothing is left of it; the operator has to look at it.",
         "zh": "容器引擎无法启动您的服务器：{why}。未留下任何内容；需要管理员处理。",
     },
+    Code.GPU_DRIVER_MISMATCH: {
+        "en": "GPUs cannot be handed out: the NVIDIA driver was updated and the machine still runs the old one. "
+        "An administrator must reboot it; servers without a GPU can be started.",
+        "zh": "无法分配 GPU：NVIDIA 驱动已更新，但本机仍在运行旧版本。管理员必须重启本机；不带 GPU 的服务器仍可启动。",
+    },
+    Code.GPU_GONE: {
+        "en": "The GPU {gpu} is no longer there, so your server was not started and nothing is left of it. "
+        "Try again for another GPU; the operator has to look at this one.",
+        "zh": "GPU {gpu} 已不存在，因此未启动您的服务器，也未留下任何内容。请重试以使用其他 GPU；管理员需要检查此 GPU。",
+    },
+    Code.GPU_RUNTIME_MISSING: {
+        "en": "The container engine cannot hand out GPUs: NVIDIA's driver or container toolkit is missing or not loaded. "
+        "The operator has to look at it; servers without a GPU can be started.",
+        "zh": "容器引擎无法分配 GPU：NVIDIA 驱动或容器工具包缺失或未加载。需要管理员处理；不带 GPU 的服务器仍可启动。",
+    },
     Code.NOT_CHOSEN: {
         "en": "A link never starts a server. Look at the choices and press Start.",
         "zh": "链接不会启动服务器。请查看选项并点击“启动”。",

@@ -13,7 +13,7 @@ from tests.rig.namespace import enter_network_namespace
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = Path(os.environ.get("GPUCAMPUS_TEST_STATE", ROOT / ".state")) / "test-engine"
-NEEDS_ENGINE = ("docker", "hub", "browser", "images")
+NEEDS_ENGINE = ("docker", "hub", "browser", "images", "reliability")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

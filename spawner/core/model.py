@@ -66,6 +66,9 @@ class Code(StrEnum):
     HOME_UNAVAILABLE = "home-unavailable"
     ENGINE_UNKNOWN = "engine-unknown"
     ENGINE_REFUSED = "engine-refused"
+    GPU_DRIVER_MISMATCH = "gpu-driver-mismatch"
+    GPU_GONE = "gpu-gone"
+    GPU_RUNTIME_MISSING = "gpu-runtime-missing"
     NOT_CHOSEN = "not-chosen"
     NOT_ANSWERING = "not-answering"
 

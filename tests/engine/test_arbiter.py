@@ -26,6 +26,7 @@ pytestmark = pytest.mark.docker
 
 SLEEP = ["sleep", "300"]
 GPUS = node(gpu(1), gpu(2))
+NUMBERS = itertools.count(1)  # over all tests: the engine still tells of the last one's leases
 
 
 class World:
@@ -36,7 +37,6 @@ class World:
         self.proxy = proxy
         self.image = image
         self.now = datetime.now(UTC)
-        self._numbers = itertools.count(1)
         self._arbiters: list[Arbiter] = []
 
     async def hub(self, *, name: str = "campus", nodes: tuple[Node, ...] = (GPUS,)) -> Arbiter:
@@ -46,7 +46,7 @@ class World:
             hub=name,
             nodes=lambda: nodes,
             clock=lambda: self.now,
-            new_id=lambda: f"{name}-{next(self._numbers)}",
+            new_id=lambda: f"{name}-{next(NUMBERS)}",
         )
         self._arbiters.append(arbiter)
         assert await arbiter.begin(30)
@@ -120,7 +120,7 @@ async def test_another_hubs_leases_count_and_are_never_touched(world):
     with pytest.raises(Refused):
         ours.reserve(claim(user="cem"), image=world.image)
     ours.reap()
-    await asyncio.gather(*ours._chores.values())
+    assert not ours.endings.chores
     assert len(world.containers()) == 2, "the other hub's created container is not ours to remove"
 
 
@@ -198,7 +198,7 @@ async def test_what_the_event_stream_missed_is_found_by_the_listing(world):
     lease, container = await world.started(arbiter, "ann")
     world.proxy.set(Fault.REFUSE, lambda line: "/events" in line)
     world.engine.client.api.remove_container(container, force=True)
-    await arbiter.engine.refresh(arbiter.ended)
+    await arbiter.engine.refresh()
     assert not arbiter.ledger().leases
     assert arbiter.end_of(lease.id) is not None
 
@@ -208,14 +208,14 @@ async def test_an_engine_that_does_not_answer_keeps_every_lease(world, fault):
     arbiter = await world.hub()
     lease, container = await world.started(arbiter, "ann")
     world.proxy.set(fault)
-    await arbiter.engine.refresh(arbiter.ended)
+    await arbiter.engine.refresh()
     assert not arbiter.engine.cache.fresh
     assert arbiter.end_of(lease.id) is None, "unknown is not gone"
     with pytest.raises(Refused) as refused:
         arbiter.reserve(claim(user="bob"), image=world.image)
     assert refused.value.refusal.code is Code.ENGINE_UNKNOWN
     world.proxy.set(Fault.NONE)
-    await arbiter.engine.refresh(arbiter.ended)
+    await arbiter.engine.refresh()
     assert [item.id for item in arbiter.ledger().leases] == [lease.id]
     assert arbiter.engine.cache.get(container).state == "running"
 
@@ -225,7 +225,7 @@ async def test_a_removal_that_the_engine_does_not_confirm_keeps_the_gpu(world):
     lease, _ = await world.started(arbiter, "ann")
     world.proxy.set(Fault.ERROR, lambda line: line.startswith("DELETE"))
     arbiter.abandon(lease.id)
-    await wait_until(lambda: arbiter._chores, 5)
+    await wait_until(lambda: arbiter.endings.chores, 5)
     assert [item.id for item in arbiter.ledger().leases] == [lease.id]
     world.proxy.set(Fault.NONE)
     await wait_until(lambda: not arbiter.ledger().leases, 30)
@@ -233,7 +233,7 @@ async def test_a_removal_that_the_engine_does_not_confirm_keeps_the_gpu(world):
 
 
 async def test_a_stop_that_hangs_ends_in_time_and_holds_nobody_else_up(world, monkeypatch):
-    monkeypatch.setattr("spawner.arbiter.STOP_MARGIN_S", 2)
+    monkeypatch.setattr("spawner.endings.STOP_MARGIN_S", 2)
     arbiter = await world.hub(nodes=(node(gpu(1), gpu(2)),))
     lease, container = await world.started(arbiter, "ann")
     world.proxy.set(Fault.HANG, lambda line: "/stop" in line)

@@ -80,6 +80,21 @@ class PrivateEngine:
         self._run.mkdir(mode=0o711, exist_ok=True)
         self._claim_data()
         self._end_leftover()
+        self._launch()
+        self._remove_all()
+        assert self.client.info()["MemoryLimit"], (
+            "The container engine reports MemoryLimit=false: limits would be dropped silently, so no test of them "
+            "counts. Enable the memory controller (cgroup_enable=memory on the kernel's command line)"
+        )
+
+    def restart(self) -> None:
+        """Kill the engine as a crash does and start it again; containers, without live-restore, end with it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+        self._launch()
+
+    def _launch(self) -> None:
         config = self._run / "daemon.json"
         config.write_text(json.dumps(self._config), encoding="utf-8")
         path = f"{HOOKS}:{self._dockerd.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -90,7 +105,7 @@ class PrivateEngine:
             *("--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", "/gpucampus-test"),
             *("--userland-proxy=false", "--shutdown-timeout", "3"),
         ]
-        with (self._run / "log").open("wb") as log:
+        with (self._run / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -100,11 +115,6 @@ class PrivateEngine:
                 start_new_session=True,  # Ctrl-C goes to pytest, which ends the engine after the tests' own clean-up
             )
         wait_until_sync(self._answers, START_LIMIT_S, f"the private engine {self.name} answers")
-        self._remove_all()
-        assert self.client.info()["MemoryLimit"], (
-            "The container engine reports MemoryLimit=false: limits would be dropped silently, so no test of them "
-            "counts. Enable the memory controller (cgroup_enable=memory on the kernel's command line)"
-        )
 
     def stop(self) -> None:
         """Remove what the tests made and end the engine; its images stay."""
