@@ -73,6 +73,7 @@ class FaultProxy:
     def set(self, fault: Fault, only: Callable[[str], bool] = lambda _line: True) -> None:
         """Fail from now on; connections that are open are cut, so that kept-alive ones meet the fault, too."""
         self.fault, self.only = fault, only
+        self.calls = []
         if fault is not Fault.NONE:
             self.cut()
 
@@ -85,7 +86,7 @@ class FaultProxy:
         """Count a call; the act if this is the one, and it is for after the call."""
         if not is_own_call(line):
             return None
-        self.calls.append(line.split(" HTTP/")[0])
+        self.calls.append(line.split(" HTTP/", maxsplit=1)[0])
         if self._act is None or len(self.calls) != self._act_in:
             return None
         act, self._act = self._act, None
