@@ -302,14 +302,14 @@ class Engine:
 
     def _read_events(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: read events for ever. `since` closes the gap between two subscriptions."""
-        since, pause = int(time.time()) - 1, 0.2
+        since, pause = int(time.time()), 0.2
         seen: deque[tuple[Any, ...]] = deque(maxlen=_EVENTS_KEPT)
         while not self._closing.is_set() and not loop.is_closed():
             try:
                 client = _new_client(EVENTS_LIMIT_S)
                 filters = {"type": "container", **_OURS}
-                for line in client.events(since=since - 1, filters=filters, decode=True):
-                    since, pause = int(line.get("time", since)), 0.2
+                for line in client.events(since=since, filters=filters, decode=True):
+                    since, pause = int(line.get("time", since + 1)) - 1, 0.2
                     key = (line.get("timeNano"), line.get("Action"), line.get("Actor", {}).get("ID"))
                     if key not in seen:  # an event of the past must not undo what came after it
                         seen.append(key)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -82,7 +83,7 @@ async def test_calls_run_side_by_side_up_to_the_lanes_width_and_the_rest_in_orde
         gate.wait(10)
         return number
 
-    running = [asyncio.create_task(lane.run(lambda number=number: work(number), 10)) for number in range(4)]
+    running = [asyncio.create_task(lane.run(partial(work, number), 10)) for number in range(4)]
     await wait_until(lambda: len(began) == 2, 5)
     assert began == [0, 1]
     gate.set()

@@ -14,7 +14,8 @@ from spawner.arbiter import Arbiter, Refused
 from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL
 from spawner.core.model import Code, Lease, Node
-from spawner.docker_api import Engine, EngineUnknown
+from spawner.docker_api import Engine, EngineFails, EngineUnknown, device_request
+from spawner.refusals import said
 from tests.conftest import STATE
 from tests.core.strategies import claim, gpu, node
 from tests.rig.engine import PrivateEngine
@@ -58,10 +59,10 @@ class World:
         self._arbiters.remove(arbiter)
 
     async def started(
-        self, arbiter: Arbiter, user: str, command: list[str] = SLEEP, **options: Any
+        self, arbiter: Arbiter, user: str, command: list[str] = SLEEP, gpus: int = 1, **options: Any
     ) -> tuple[Lease, str]:
         """Run a server for a user; its lease and its container."""
-        lease = arbiter.reserve(claim(user=user), image=self.image)
+        lease = arbiter.reserve(claim(user=user, gpus=gpus), image=self.image)
         host = await asyncio.to_thread(arbiter.engine.host_config, init=True, **options)
         made = await arbiter.create(lease.id, image=self.image, command=command, host_config=host)
         await arbiter.start(lease.id, made["Id"])
@@ -151,6 +152,52 @@ async def test_a_start_that_fails_leaves_nothing(world):
     assert world.containers() == []
 
 
+GONE = "GPU-00000000-0000-0000-0000-000000000000"
+HOOK_SAYS = "error running hook #0: stderr: nvidia-container-cli: "
+
+
+@pytest.mark.parametrize(
+    ("devices", "words", "code"),
+    [
+        pytest.param(
+            {"device_requests": [device_request("nvidia", (GONE,), [["gpu"]])]}, "", Code.GPU_GONE, id="unknown-gpu"
+        ),
+        pytest.param({"devices": ["/no/such/nvidia9:/dev/nvidia9:rw"]}, "", Code.GPU_GONE, id="missing-node"),
+        pytest.param(
+            {"device_requests": [device_request("cdi", (f"nvidia.com/gpu={GONE}",), [])]},
+            "",
+            Code.GPU_RUNTIME_MISSING,
+            id="no-cdi",
+        ),
+        pytest.param(
+            {},
+            HOOK_SAYS + "initialization error: nvml error: driver/library version mismatch",
+            Code.GPU_DRIVER_MISMATCH,
+            id="driver-updated",
+        ),
+    ],
+)
+async def test_a_gpu_that_cannot_be_handed_over_leaves_nothing_and_is_said_in_plain_words(world, devices, words, code):
+    arbiter = await world.hub()
+    for _ in range(2):
+        lease = arbiter.reserve(claim(), image=world.image)
+        host = await asyncio.to_thread(arbiter.engine.host_config, **devices)
+        made = await arbiter.create(lease.id, image=world.image, command=SLEEP, host_config=host)
+        if words:
+            world.proxy.words = words
+            world.proxy.set(Fault.ERROR, lambda line: "/start" in line)
+        with pytest.raises(EngineFails) as failed:
+            await arbiter.start(lease.id, made["Id"])
+        arbiter.abandon(lease.id)
+        world.proxy.set(Fault.NONE)
+        told = said(failed.value, "en")
+        assert told.reason == code.value
+        assert "hook" not in str(told)
+        await wait_until(lambda: not arbiter.ledger().leases, 30)
+        assert world.containers() == []
+    await world.started(arbiter, "ann", gpus=0)
+
+
 async def test_a_container_that_was_never_started_is_reaped_after_a_crash(world):
     first = await world.hub()
     lease = first.reserve(claim(), image=world.image)
@@ -158,8 +205,6 @@ async def test_a_container_that_was_never_started_is_reaped_after_a_crash(world)
     await first.create(lease.id, image=world.image, command=SLEEP, host_config=host)
     await world.kill(first)
     second = await world.hub()
-    assert [item.id for item in second.ledger().leases] == [lease.id]
-    second.reap()
     await wait_until(lambda: world.containers() == [], 30)
     await wait_until(lambda: not second.ledger().leases, 30)
 

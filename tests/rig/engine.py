@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,6 +82,7 @@ class PrivateEngine:
         self._claim_data()
         self._end_leftover()
         self._launch()
+        self.wait()
         self._remove_all()
         assert self.client.info()["MemoryLimit"], (
             "The container engine reports MemoryLimit=false: limits would be dropped silently, so no test of them "
@@ -88,11 +90,23 @@ class PrivateEngine:
         )
 
     def restart(self) -> None:
-        """Kill the engine as a crash does and start it again; containers, without live-restore, end with it."""
+        """Kill the engine as a crash does and start it again; containers, without live-restore, end with it.
+
+        To be called from the main thread, since the engine ends with the thread that started it; then `wait`.
+        """
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
+        # its containerd dies with it; where process 1 does not reap, the next engine would wait for the zombie
+        containerd = self._run / "exec/containerd/containerd.pid"
+        with suppress(OSError, ValueError):
+            os.kill(int(containerd.read_text()), signal.SIGKILL)
+        containerd.unlink(missing_ok=True)
         self._launch()
+
+    def wait(self) -> None:
+        """Wait until it answers; AssertionError when it does not come up."""
+        wait_until_sync(self._answers, START_LIMIT_S, f"the private engine {self.name} answers")
 
     def _launch(self) -> None:
         config = self._run / "daemon.json"
@@ -114,7 +128,6 @@ class PrivateEngine:
                 env={**os.environ, "PATH": path, "GPUCAMPUS_SIM_FOLDER": str(self.gpus.folder)},
                 start_new_session=True,  # Ctrl-C goes to pytest, which ends the engine after the tests' own clean-up
             )
-        wait_until_sync(self._answers, START_LIMIT_S, f"the private engine {self.name} answers")
 
     def stop(self) -> None:
         """Remove what the tests made and end the engine; its images stay."""

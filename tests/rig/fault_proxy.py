@@ -73,6 +73,7 @@ class FaultProxy:
     def set(self, fault: Fault, only: Callable[[str], bool] = lambda _line: True) -> None:
         """Fail from now on; connections that are open are cut, so that kept-alive ones meet the fault, too."""
         self.fault, self.only = fault, only
+        self.calls = []
         if fault is not Fault.NONE:
             self.cut()
 
