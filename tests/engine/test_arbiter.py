@@ -15,7 +15,7 @@ from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL
 from spawner.core.model import Code, Lease, Node
 from spawner.docker_api import Engine, EngineFails, EngineUnknown, device_request
-from spawner.refusals import said
+from spawner.refusals import refusal_for, said
 from tests.conftest import STATE
 from tests.core.strategies import claim, gpu, node
 from tests.rig.engine import PrivateEngine
@@ -190,7 +190,7 @@ async def test_a_gpu_that_cannot_be_handed_over_leaves_nothing_and_is_said_in_pl
             await arbiter.start(lease.id, made["Id"])
         arbiter.abandon(lease.id)
         world.proxy.set(Fault.NONE)
-        told = said(failed.value, "en")
+        told = said(refusal_for(failed.value), "en")
         assert told.reason == code.value
         assert "hook" not in str(told)
         await wait_until(lambda: not arbiter.ledger().leases, 30)
