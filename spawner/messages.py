@@ -30,14 +30,25 @@ class Phase(StrEnum):
 
 TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
     Code.GPUS_LEASED: {
-        "en": "No GPU is free for you: {leased} of {exist} are leased and you asked for {asked}. "
-        "Try again later, or start without a GPU.",
-        "zh": "没有空闲的 GPU：共 {exist} 个，已租出 {leased} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
+        "en": "No GPU is free for you: {leased} of {exist} are leased, no machine has more than {free} free, and you asked for {asked}. Try again later, or start without a GPU.",
+        "zh": "没有空闲的 GPU：共 {exist} 个，已租出 {leased} 个，单台机器最多空闲 {free} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
+    },
+    Code.INSTANCES_LEASED: {
+        "en": "No MIG instance is free for you: {leased} of {exist} are leased, {free} are left and you asked for {asked}. Try again later, or start without a GPU.",
+        "zh": "没有空闲的 MIG 实例：共 {exist} 个，已租出 {leased} 个，剩余 {free} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
+    },
+    Code.SHARES_LEASED: {
+        "en": "No share of a GPU is free for you: {leased} of {exist} shared GPUs are full or held by one server alone, {free} are left and you asked for {asked}. Try again later, or start without a GPU.",
+        "zh": "没有空闲的共享 GPU：共 {exist} 个，其中 {leased} 个已满或被独占，剩余 {free} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
     },
     Code.GPU_ENTITLEMENT: {
         "en": "You asked for {asked} GPU(s) and hold {held}; your role allows {allowed} over all your servers. "
         "Stop another server or ask for fewer.",
         "zh": "您请求 {asked} 个 GPU，已持有 {held} 个；您的角色在所有服务器上合计最多 {allowed} 个。请停止其他服务器或减少请求。",
+    },
+    Code.ROLE_GPUS: {
+        "en": "All of the role {role} together may hold {allowed} GPU(s) and hold {held}; you asked for {asked}. Try again later, or start without a GPU.",
+        "zh": "角色 {role} 的所有人合计最多 {allowed} 个 GPU，已持有 {held} 个；您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
     },
     Code.ROLE_MISSING: {
         "en": "Your account is in none of the groups that may start a server here. Ask the operator to add you.",
@@ -48,8 +59,16 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "zh": "您的角色（{role}）不能以 {mode} 模式使用 GPU。请选择其他选项。",
     },
     Code.MODE_NOT_OFFERED: {
-        "en": "GPUs are not offered in the mode {mode} here. Choose whole GPUs or none.",
-        "zh": "此处不提供 {mode} 模式的 GPU。请选择整块 GPU 或不使用 GPU。",
+        "en": "GPUs are not offered in the mode {mode} here. Choose another way or none.",
+        "zh": "此处不提供 {mode} 模式的 GPU。请选择其他方式或不使用 GPU。",
+    },
+    Code.MIG_ONE: {
+        "en": "You asked for {asked} MIG instances; a server can have {most}, because a program can use no more than one. Ask for one, or for whole GPUs.",
+        "zh": "您请求 {asked} 个 MIG 实例；每个服务器只能有 {most} 个，因为一个程序只能使用一个实例。请只请求一个，或请求整块 GPU。",
+    },
+    Code.SHARED_ONE: {
+        "en": "You asked for {asked} shares; a server can have {most} share of one GPU. Ask for one, or for whole GPUs.",
+        "zh": "您请求 {asked} 个共享份额；每个服务器只能有一个 GPU 的 {most} 个份额。请只请求一个，或请求整块 GPU。",
     },
     Code.VARIANT_UNKNOWN: {
         "en": "There is no image variant {variant}. Choose one of those on the start page.",
@@ -71,29 +90,65 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "The image variant {variant} has no code for these GPUs (compute capability {capability}). Choose another variant.",
         "zh": "镜像 {variant} 不支持这里的 GPU（计算能力 {capability}）。请选择其他镜像。",
     },
+    Code.GPU_MODEL: {
+        "en": "You asked for {asked} GPU(s) of the model {model}; no machine here has more than {free}. There are: {models}. Ask for one of these.",
+        "zh": "您请求 {asked} 个型号为 {model} 的 GPU；这里的机器最多有 {free} 个。现有型号：{models}。请选择其中之一。",
+    },
+    Code.GPU_MEMORY: {
+        "en": "You asked for {asked} with {needed_gib} GiB of GPU memory each; no machine here has more than {free} such, and the most is {most_gib} GiB. Ask for less.",
+        "zh": "您请求 {asked} 个、每个 {needed_gib} GiB 显存；这里的机器最多有 {free} 个，显存最大为 {most_gib} GiB。请减少请求。",
+    },
+    Code.MIG_PROFILE: {
+        "en": "You asked for {asked} MIG instance of the profile {profile}; {free} exist here. There are: {profiles}. Ask for one of these.",
+        "zh": "您请求 {asked} 个规格为 {profile} 的 MIG 实例；这里有 {free} 个。现有规格：{profiles}。请选择其中之一。",
+    },
     Code.GPU_UNHEALTHY: {
         "en": "Too few GPUs are in order: {unhealthy} of {exist} are out of service and you asked for {asked}. The operator has to look at them.",
         "zh": "可用的 GPU 不足：共 {exist} 个，{unhealthy} 个停用，您请求 {asked} 个。需要管理员处理。",
     },
+    Code.GPU_QUARANTINED: {
+        "en": "Too few GPUs are ready: {quarantined} of {exist} are in quarantine because the last server did not leave them clean, {free} are left on one machine and you asked for {asked}. The operator has to look at them.",
+        "zh": "可用的 GPU 不足：共 {exist} 个，{quarantined} 个因上一个服务器未正常释放而被隔离，单台机器剩余 {free} 个，您请求 {asked} 个。需要管理员处理。",
+    },
+    Code.GPU_CLOSED: {
+        "en": "Too few GPUs take new servers: {closed} of {exist} are closed by the operator, {free} are left on one machine and you asked for {asked}. Try again later, or start without a GPU.",
+        "zh": "接受新服务器的 GPU 不足：共 {exist} 个，{closed} 个被管理员关闭，单台机器剩余 {free} 个，您请求 {asked} 个。请稍后再试，或不带 GPU 启动。",
+    },
+    Code.GPU_FOREIGN: {
+        "en": "Too few GPUs are free: on {foreign} of {exist} runs a program from outside this hub, {free} are left on one machine and you asked for {asked}. Try again later, or tell the operator.",
+        "zh": "空闲的 GPU 不足：共 {exist} 个，其中 {foreign} 个正被本系统之外的程序使用，单台机器剩余 {free} 个，您请求 {asked} 个。请稍后再试，或联系管理员。",
+    },
     Code.NO_GPUS: {
         "en": "You asked for {asked} GPU(s) and no machine here has more than {exist} whole ones. Ask for fewer.",
         "zh": "您请求 {asked} 个 GPU，而这里的机器最多有 {exist} 个完整的 GPU。请减少请求。",
+    },
+    Code.NODES_CLOSED: {
+        "en": "No machine takes new servers at the moment: {closed} of {exist} are closed by the operator. Running servers are not affected; try again later.",
+        "zh": "目前没有机器接受新的服务器：共 {exist} 台，{closed} 台被管理员关闭。正在运行的服务器不受影响；请稍后再试。",
+    },
+    Code.HOST_MEMORY: {
+        "en": "Too little memory is left: you asked for {asked_gib} GiB, and the machine with the most has {free_gib} of its {most_gib} GiB left. Ask for less memory, or try again later.",
+        "zh": "内存不足：您请求 {asked_gib} GiB，余量最多的机器在 {most_gib} GiB 中剩余 {free_gib} GiB。请减少内存，或稍后再试。",
+    },
+    Code.HOST_CPUS: {
+        "en": "Too few processors are left: your server needs {asked}, and the machine with the most has {free} of its {most} left. Try again later.",
+        "zh": "处理器不足：您的服务器需要 {asked} 个，余量最多的机器在 {most} 个中剩余 {free} 个。请稍后再试。",
     },
     Code.MEMORY_RANGE: {
         "en": "You asked for {asked_gib} GiB of memory; allowed is {least_gib} to {most_gib} GiB. Choose a size in that range.",
         "zh": "您请求 {asked_gib} GiB 内存；允许的范围是 {least_gib} 到 {most_gib} GiB。",
     },
     Code.OPTION_UNKNOWN: {
-        "en": "There is no option {option}. Allowed are variant, mode, gpus and memory.",
-        "zh": "没有选项 {option}。允许的选项是 variant、mode、gpus 和 memory。",
+        "en": "There is no option {option}. Allowed are {allowed}.",
+        "zh": "没有选项 {option}。允许的选项是 {allowed}。",
     },
     Code.OPTION_TYPE: {
         "en": "The option {option} is not usable: allowed is {allowed}.",
         "zh": "选项 {option} 无效：允许的是 {allowed}。",
     },
     Code.OPTIONS_TOO_LARGE: {
-        "en": "The options are too large: allowed are {most} bytes. Send only variant, mode, gpus and memory.",
-        "zh": "选项过大：最多 {most} 字节。请只发送 variant、mode、gpus 和 memory。",
+        "en": "The options are too large: allowed are {most} bytes. Send only what the start page offers.",
+        "zh": "选项过大：最多 {most} 字节。请只发送启动页面上的选项。",
     },
     Code.NAME_INVALID: {
         "en": "The user name {name} cannot be used here: allowed are a to z, 0 to 9, dot, dash and underscore, "

@@ -5,11 +5,14 @@ Invariants:
 - `rebuild` loses nothing: each container that says it is ours ends as a lease or as an orphan, and the GPUs of both
   stay withheld. Two containers that name one GPU are both kept and reported.
 - Labels that cannot be read, or that a newer version wrote, are never believed and never freed: they are orphans.
+- The labels `node` and `role` came later: they are always written, and containers without them are read all the same.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from spawner.core.model import Lease, Mode
 
@@ -17,6 +20,7 @@ __all__ = ["LABEL", "SCHEMA", "Conflict", "Container", "Ledger", "Orphan", "from
 
 LABEL = "gpucampus."
 SCHEMA = 1
+T = TypeVar("T", int, float)
 _FIELDS = (
     "lease",
     "hub",
@@ -46,17 +50,24 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A container with our labels that cannot be read as a lease; `gpus` are the UUIDs that it names all the same."""
+    """A container with our labels that cannot be read as a lease.
+
+    `gpus` are the UUIDs that it names all the same, and `node`, `memory_bytes` and `cpus` what it says to use of a
+    machine, as far as that can be read: it runs, whoever wrote its labels.
+    """
 
     container: str
     name: str
     why: str
     gpus: tuple[str, ...]
+    node: str = ""
+    memory_bytes: int = 0
+    cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """One GPU that more than one exclusive lease names."""
+    """One GPU that more than one lease names, at least one of them not as a share."""
 
     gpu: str
     leases: tuple[str, ...]
@@ -93,6 +104,8 @@ def to_labels(lease: Lease) -> dict[str, str]:
         "cpus": repr(lease.cpus),
         "granted": _stamp(lease.granted),
         "expires": _stamp(lease.expires),
+        "node": lease.node,
+        "role": lease.role,
     }
     return {LABEL + key: value for key, value in values.items()}
 
@@ -118,10 +131,12 @@ def from_labels(labels: Mapping[str, str]) -> Lease:
         image=value["image"],
         gpus=_uuids(value["gpus"]),
         mode=Mode(value["mode"]),
-        memory_bytes=int(value["memory"]),
-        cpus=float(value["cpus"]),
+        memory_bytes=_memory(value["memory"]),
+        cpus=_cpus(value["cpus"]),
         granted=_time(value["granted"]),
         expires=_time(value["expires"]),
+        node=labels.get(LABEL + "node", ""),
+        role=labels.get(LABEL + "role", ""),
     )
 
 
@@ -137,21 +152,59 @@ def rebuild(containers: Iterable[Container]) -> Ledger:
             if lease.id in leases:
                 raise ValueError(f"lease {lease.id} is named by two containers")
         except ValueError as error:
-            gpus = _uuids(container.labels.get(LABEL + "gpus", ""))
-            orphans.append(Orphan(container=container.id, name=container.name, why=str(error), gpus=gpus))
+            orphans.append(_orphan(container, str(error)))
         else:
             leases[lease.id] = lease
     ordered = tuple(leases[key] for key in sorted(leases))
     return Ledger(leases=ordered, orphans=tuple(orphans), conflicts=_conflicts(ordered))
 
 
+def _orphan(container: Container, why: str) -> Orphan:
+    labels = container.labels
+    return Orphan(
+        container=container.id,
+        name=container.name,
+        why=why,
+        gpus=_uuids(labels.get(LABEL + "gpus", "")),
+        node=labels.get(LABEL + "node", ""),
+        memory_bytes=_or_nothing(_memory, labels.get(LABEL + "memory", "")),
+        cpus=_or_nothing(_cpus, labels.get(LABEL + "cpus", "")),
+    )
+
+
 def _conflicts(leases: Iterable[Lease]) -> tuple[Conflict, ...]:
-    holders: dict[str, list[str]] = {}
+    """Two shares of one GPU are no conflict; how many there may be is for policy.py to know."""
+    holders: dict[str, list[Lease]] = {}
     for lease in leases:
-        if lease.mode is not Mode.SHARED:
-            for gpu in lease.gpus:
-                holders.setdefault(gpu, []).append(lease.id)
-    return tuple(Conflict(gpu=gpu, leases=tuple(ids)) for gpu, ids in sorted(holders.items()) if len(ids) > 1)
+        for gpu in lease.gpus:
+            holders.setdefault(gpu, []).append(lease)
+    return tuple(
+        Conflict(gpu=gpu, leases=tuple(lease.id for lease in held))
+        for gpu, held in sorted(holders.items())
+        if len(held) > 1 and any(lease.mode is not Mode.SHARED for lease in held)
+    )
+
+
+def _memory(text: str) -> int:
+    size = int(text)
+    if size < 0:
+        raise ValueError(f"memory {text!r} is negative")
+    return size
+
+
+def _cpus(text: str) -> float:
+    """Neither nan nor inf: one such label would decide every comparison of a machine's sum."""
+    cpus = float(text)
+    if not math.isfinite(cpus) or cpus < 0:
+        raise ValueError(f"cpus {text!r} is not a number of processors")
+    return cpus
+
+
+def _or_nothing(read: Callable[[str], T], text: str) -> T | int:
+    try:
+        return read(text)
+    except ValueError:
+        return 0
 
 
 def _uuids(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ index is only ever displayed.
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 __all__ = [
     "GIB",
@@ -22,6 +23,7 @@ __all__ = [
     "Node",
     "Person",
     "Placement",
+    "PlacementRules",
     "Refusal",
     "Variant",
 ]
@@ -42,17 +44,31 @@ class Code(StrEnum):
     """Why something was refused; messages.py turns a code and its numbers into the sentence a person reads."""
 
     GPUS_LEASED = "gpus-leased"
+    INSTANCES_LEASED = "instances-leased"
+    SHARES_LEASED = "shares-leased"
     GPU_ENTITLEMENT = "gpu-entitlement"
+    ROLE_GPUS = "role-gpus"
     ROLE_MISSING = "role-missing"
     MODE_NOT_ALLOWED = "mode-not-allowed"
     MODE_NOT_OFFERED = "mode-not-offered"
+    MIG_ONE = "mig-one"
+    SHARED_ONE = "shared-one"
     VARIANT_UNKNOWN = "variant-unknown"
     VARIANT_NOT_ALLOWED = "variant-not-allowed"
     VARIANT_NOT_BUILT = "variant-not-built"
     DRIVER_TOO_OLD = "driver-too-old"
     ARCHITECTURE = "architecture"
+    GPU_MODEL = "gpu-model"
+    GPU_MEMORY = "gpu-memory"
+    MIG_PROFILE = "mig-profile"
     GPU_UNHEALTHY = "gpu-unhealthy"
+    GPU_QUARANTINED = "gpu-quarantined"
+    GPU_CLOSED = "gpu-closed"
+    GPU_FOREIGN = "gpu-foreign"
     NO_GPUS = "no-gpus"
+    NODES_CLOSED = "nodes-closed"
+    HOST_MEMORY = "host-memory"
+    HOST_CPUS = "host-cpus"
     MEMORY_RANGE = "memory-range"
     OPTION_UNKNOWN = "option-unknown"
     OPTION_TYPE = "option-type"
@@ -113,7 +129,10 @@ class GPU:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine and its GPUs. `driver` is the NVIDIA driver's version, empty where there is none."""
+    """One machine and its GPUs. `driver` is the NVIDIA driver's version, empty where there is none.
+
+    A machine whose memory or processors are 0, because nobody has read them yet, gets no server.
+    """
 
     name: str
     gpus: tuple[GPU, ...] = ()
@@ -184,7 +203,12 @@ class Person:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What somebody asks for. `gpus` is the number of whole GPUs and 0 in mode none."""
+    """What somebody asks for.
+
+    `gpus` is the number of whole GPUs in mode exclusive, 1 in the modes mig and shared (one instance, one share) and 0
+    in mode none. The last three are wishes, empty where there is none: words of the GPU's name ("A100", "rtx 4090"),
+    the least GPU memory of each (of the instance, of the share), and a MIG profile ("3g.40gb").
+    """
 
     user: str
     server: str
@@ -193,11 +217,18 @@ class Claim:
     gpus: int
     limits: Limits
     entitlement: Entitlement
+    model: str = ""
+    gpu_memory_bytes: int = 0
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What a running server holds; exactly what its container's labels say."""
+    """What a running server holds; exactly what its container's labels say.
+
+    `node` is the machine and `role` the role whose cap the GPUs count against; both are empty in leases that were
+    written before there were such labels.
+    """
 
     id: str
     hub: str
@@ -212,14 +243,52 @@ class Lease:
     cpus: float
     granted: datetime
     expires: datetime
+    node: str = ""
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRules:
+    """What the operator has set for placement.
+
+    Attributes
+    ----------
+    ranking
+        Fill one machine before the next (binpack), or use the emptiest (spread).
+    shares_per_gpu, shares_by_gpu
+        How many servers share a GPU in mode shared, where 0 means that it is not shared: for every GPU, and for single
+        GPUs by UUID instead.
+    memory_overcommit, cpu_overcommit
+        The servers of a machine may be promised so many times its memory and its processors.
+    memory_reserve_bytes
+        What is kept of the promised memory for the system itself.
+    closed
+        Names of machines, and UUIDs of GPUs or MIG instances, that are drained or cordoned: nothing new goes there.
+    quarantined
+        UUIDs that are not given out although no lease names them, because they were not left as they should be.
+    role_gpus
+        The most GPUs of a role over all its people; a role that is not named has no such cap. Shares and MIG instances
+        count as one each.
+    """
+
+    ranking: Literal["binpack", "spread"] = "binpack"
+    shares_per_gpu: int = 0
+    shares_by_gpu: tuple[tuple[str, int], ...] = ()
+    memory_overcommit: float = 1.0
+    cpu_overcommit: float = 4.0  # processors are only slower when promised twice; memory kills
+    memory_reserve_bytes: int = 0
+    closed: frozenset[str] = frozenset()
+    quarantined: frozenset[str] = frozenset()
+    role_gpus: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a claim goes: a node and the UUIDs granted there, in UUID order."""
+    """Where a claim goes: a node, the UUIDs granted there in UUID order, and the role that they count against."""
 
     node: str
     gpus: tuple[str, ...]
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,12 +27,14 @@ def test_rebuild_is_lossless(leases, random):
 @given(st.lists(make.leases, unique_by=lambda lease: lease.id, max_size=6))
 def test_conflicts_are_reported(leases):
     ledger = rebuild(contained(lease, number) for number, lease in enumerate(leases))
-    holders: dict[str, list[str]] = {}
+    holders: dict[str, list[Lease]] = {}
     for lease in ledger.leases:
-        for gpu in lease.gpus if lease.mode is not Mode.SHARED else ():
-            holders.setdefault(gpu, []).append(lease.id)
+        for gpu in lease.gpus:
+            holders.setdefault(gpu, []).append(lease)
     assert ledger.conflicts == tuple(
-        Conflict(gpu=gpu, leases=tuple(ids)) for gpu, ids in sorted(holders.items()) if len(ids) > 1
+        Conflict(gpu=gpu, leases=tuple(lease.id for lease in held))
+        for gpu, held in sorted(holders.items())
+        if len(held) > 1 and {lease.mode for lease in held} != {Mode.SHARED}
     )
     assert len(ledger.leases) == len(leases), "both sides of a conflict are kept"
 
@@ -44,6 +46,10 @@ def test_conflicts_are_reported(leases):
         pytest.param("schema", "", id="no-version"),
         pytest.param("mode", "greedy", id="unknown-mode"),
         pytest.param("memory", "4G", id="memory-is-no-number"),
+        pytest.param("memory", "-1", id="memory-below-nothing"),
+        pytest.param("cpus", "nan", id="cpus-not-a-number"),
+        pytest.param("cpus", "inf", id="cpus-without-end"),
+        pytest.param("cpus", "-1", id="cpus-below-nothing"),
         pytest.param("granted", "yesterday", id="no-time"),
         pytest.param("granted", "2026-11-30T12:00:00", id="time-without-zone"),
     ],
@@ -55,7 +61,37 @@ def test_unreadable_labels_are_orphans_that_keep_their_gpus(label, value):
     assert ledger.orphans[0].why
 
 
-@pytest.mark.parametrize("key", sorted(to_labels(make.lease(1))))
+def test_an_orphan_says_what_it_uses_as_far_as_it_can_be_read():
+    lease = make.lease(1, "GPU-1", node="node-7", memory_bytes=5, cpus=1.5)
+    newer = rebuild([contained(lease, schema="2")]).orphans[0]
+    assert (newer.node, newer.memory_bytes, newer.cpus) == ("node-7", 5, 1.5)
+    broken = rebuild([contained(lease, memory="4G", cpus="nan")]).orphans[0]
+    assert (broken.gpus, broken.memory_bytes, broken.cpus) == (("GPU-1",), 0, 0)
+
+
+LATER = {LABEL + "node", LABEL + "role"}
+
+
+def test_containers_from_before_there_was_a_node_or_a_role_are_read():
+    lease = make.lease(1, "GPU-1")
+    labels = {key: value for key, value in to_labels(lease).items() if key not in LATER}
+    assert from_labels(labels) == lease
+    assert (lease.node, lease.role) == ("", "")
+
+
+def test_every_label_is_written_whatever_the_lease_says():
+    assert set(to_labels(make.lease(1))) >= LATER, "or an image's own would be believed"
+
+
+def test_a_share_beside_an_exclusive_lease_is_a_conflict_and_two_shares_are_none():
+    shares = [make.lease(n, "GPU-1", mode=Mode.SHARED) for n in (1, 2)]
+    assert rebuild(contained(lease, n) for n, lease in enumerate(shares)).conflicts == ()
+    mixed = [*shares, make.lease(3, "GPU-1")]
+    ledger = rebuild(contained(lease, n) for n, lease in enumerate(mixed))
+    assert ledger.conflicts == (Conflict(gpu="GPU-1", leases=("lease-1", "lease-2", "lease-3")),)
+
+
+@pytest.mark.parametrize("key", sorted(set(to_labels(make.lease(1))) - LATER))
 def test_a_missing_label_is_named(key):
     labels = to_labels(make.lease(1, "GPU-1"))
     del labels[key]

@@ -27,6 +27,9 @@ OPTIONS = st.fixed_dictionaries(
         "mode": JSON | st.sampled_from(tuple(mode.value for mode in Mode)),
         "gpus": JSON | st.integers(0, 3),
         "memory": JSON | st.sampled_from(("4G", "512M", "1TiB")),
+        "profile": JSON | st.sampled_from(("3g.40gb", "1g.10gb+me")),
+        "model": JSON | st.sampled_from(("A100", "RTX 4090")),
+        "gpu_memory": JSON | st.sampled_from(("40G", 1 << 30)),
     },
 )
 
@@ -55,6 +58,26 @@ def test_nothing_chosen_is_the_default_variant_without_gpu():
 def test_a_whole_choice_is_read():
     raw = {"variant": "cuda", "mode": "exclusive", "gpus": 2, "memory": "4G"}
     assert parsed(raw) == choice(variant="cuda", mode=Mode.EXCLUSIVE, gpus=2, memory_bytes=4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        pytest.param({"mode": "mig", "gpus": 1}, choice(mode=Mode.MIG, gpus=1), id="any-instance"),
+        pytest.param({"mode": "mig"}, choice(mode=Mode.MIG, gpus=1), id="there-is-never-more-than-one-instance"),
+        pytest.param(
+            {"mode": "mig", "profile": "1g.10gb+me"}, choice(mode=Mode.MIG, gpus=1, profile="1g.10gb+me"), id="profile"
+        ),
+        pytest.param({"mode": "shared"}, choice(mode=Mode.SHARED, gpus=1), id="one-share"),
+        pytest.param(
+            {"mode": "exclusive", "gpus": 2, "model": "RTX 4090", "gpu_memory": "20G"},
+            choice(mode=Mode.EXCLUSIVE, gpus=2, model="RTX 4090", gpu_memory_bytes=20 << 30),
+            id="model-and-memory",
+        ),
+    ],
+)
+def test_ways_to_hold_a_gpu_and_wishes(raw, expected):
+    assert parsed(raw) == expected
 
 
 def test_99_gpus_are_well_typed_and_left_to_the_entitlement():
@@ -95,6 +118,19 @@ def test_99_gpus_are_well_typed_and_left_to_the_entitlement():
         pytest.param({"gpus": 1}, Code.OPTION_TYPE, id="gpus-without-mode"),
         pytest.param({"mode": "exclusive"}, Code.OPTION_TYPE, id="mode-without-gpus"),
         pytest.param({"mode": "none", "gpus": 1}, Code.OPTION_TYPE, id="none-with-gpus"),
+        pytest.param({"mode": "mig", "gpus": 2}, Code.MIG_ONE, id="two-instances"),
+        pytest.param({"mode": "shared", "gpus": 2}, Code.SHARED_ONE, id="two-shares"),
+        pytest.param({"mode": "mig", "gpus": 0}, Code.OPTION_TYPE, id="mig-without-an-instance"),
+        pytest.param({"mode": "mig", "profile": "../3g"}, Code.OPTION_TYPE, id="profile-of-a-path"),
+        pytest.param({"mode": "mig", "profile": "3g.40gb\n"}, Code.OPTION_TYPE, id="profile-newline"),
+        pytest.param({"mode": "mig", "profile": 3}, Code.OPTION_TYPE, id="profile-number"),
+        pytest.param({"mode": "exclusive", "gpus": 1, "profile": "3g.40gb"}, Code.OPTION_TYPE, id="profile-of-a-whole"),
+        pytest.param({"model": "A100"}, Code.OPTION_TYPE, id="model-without-gpu"),
+        pytest.param({"mode": "shared", "model": "A" * 41}, Code.OPTION_TYPE, id="model-long"),
+        pytest.param({"mode": "shared", "model": ""}, Code.OPTION_TYPE, id="model-empty"),
+        pytest.param({"mode": "shared", "model": ["A100"]}, Code.OPTION_TYPE, id="model-list"),
+        pytest.param({"gpu_memory": "40G"}, Code.OPTION_TYPE, id="gpu-memory-without-gpu"),
+        pytest.param({"mode": "shared", "gpu_memory": True}, Code.OPTION_TYPE, id="gpu-memory-bool"),
         pytest.param({"memory": None}, Code.OPTION_TYPE, id="memory-null"),
         pytest.param({"memory": True}, Code.OPTION_TYPE, id="memory-bool"),
         pytest.param({"memory": 4e9}, Code.OPTION_TYPE, id="memory-float"),
@@ -143,8 +179,12 @@ def test_every_json_is_a_choice_of_exact_types_or_a_refusal(raw):
     assert type(answer.mode) is Mode
     assert type(answer.gpus) is int
     assert (answer.gpus == 0) == (answer.mode is Mode.NONE)
+    assert answer.gpus <= 1 or answer.mode is Mode.EXCLUSIVE
     assert answer.memory_bytes is None or (type(answer.memory_bytes) is int and answer.memory_bytes > 0)
-    assert set(raw) <= {"variant", "mode", "gpus", "memory"}
+    assert {type(answer.profile), type(answer.model), type(answer.gpu_memory_bytes)} == {str, int}
+    assert answer.mode is Mode.MIG or not answer.profile
+    assert answer.gpus > 0 or not (answer.model or answer.gpu_memory_bytes)
+    assert set(raw) <= {"variant", "mode", "gpus", "memory", "profile", "model", "gpu_memory"}
 
 
 @pytest.mark.parametrize(
@@ -180,6 +220,11 @@ def test_sizes(value, expected):
         ),
         pytest.param({"variant": ["cpu"], "gpus": ["none"], "memory": [""]}, choice(), id="memory-left-empty"),
         pytest.param({"_xsrf": ["2|abc"]}, choice(), id="xsrf-is-dropped"),
+        pytest.param({"gpus": ["mig"]}, choice(mode=Mode.MIG, gpus=1), id="any-instance"),
+        pytest.param({"gpus": ["mig:3g.40gb"]}, choice(mode=Mode.MIG, gpus=1, profile="3g.40gb"), id="profile"),
+        pytest.param(
+            {"gpus": ["shared"], "model": [""], "gpu_memory": [""]}, choice(mode=Mode.SHARED, gpus=1), id="share"
+        ),
     ],
 )
 def test_the_form_gives_a_choice(form, expected):
@@ -195,6 +240,8 @@ def test_the_form_gives_a_choice(form, expected):
         pytest.param({"gpus": ["１"]}, Code.OPTION_TYPE, id="full-width-digit"),
         pytest.param({"gpus": ["99999"]}, Code.OPTION_TYPE, id="absurd"),
         pytest.param({"gpus": [""]}, Code.OPTION_TYPE, id="empty"),
+        pytest.param({"gpus": ["mig:"]}, Code.OPTION_TYPE, id="profile-empty"),
+        pytest.param({"gpus": ["mig:3g.40gb"], "mode": ["shared"]}, Code.OPTION_TYPE, id="profile-against-mode"),
         pytest.param({"gpus": ["1"], "mode": ["none"]}, Code.OPTION_TYPE, id="mode-against-gpus"),
         pytest.param({"variant": []}, Code.OPTION_TYPE, id="no-value"),
         pytest.param({"f_file": [{"filename": "x", "body": b"x"}]}, Code.OPTION_TYPE, id="upload"),
@@ -211,9 +258,9 @@ def test_a_forged_form_is_refused(form, code):
         st.text(max_size=10) | st.sampled_from(("gpus", "memory")), st.lists(st.text(max_size=10), max_size=3)
     )
 )
-def test_the_form_drops_nothing_but_xsrf_and_empty_memory(form):
+def test_the_form_drops_nothing_but_xsrf_and_what_was_left_empty(form):
     raw = from_form(form)
-    assert set(form) - {"_xsrf", "memory"} <= set(raw)
+    assert set(form) - {"_xsrf", "memory", "model", "gpu_memory"} <= set(raw)
     assert isinstance(parsed(raw), Choice | Refusal)
 
 
