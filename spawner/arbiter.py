@@ -19,7 +19,7 @@ from typing import Any
 from spawner.audit import Observer, Unobserved
 from spawner.core.exits import End, EndCode
 from spawner.core.ledger import LABEL, Container, Ledger, rebuild, to_labels
-from spawner.core.model import Claim, Code, Lease, Node, Refusal
+from spawner.core.model import Claim, Code, Lease, Node, PlacementRules, Refusal
 from spawner.core.policy import place
 from spawner.docker_api import Engine, EngineSilent
 from spawner.endings import STOP_GRACE_S, Endings
@@ -56,9 +56,8 @@ class Arbiter:
         Time in UTC, and a new unique lease id.
     observer
         Is told what becomes of leases.
-    withheld, closed
-        Give the UUIDs that must not be given out although no lease names them, each with the reason, and what the
-        operator has drained or cordoned; without waiting.
+    rules
+        Gives what the operator has set, and what is closed or quarantined now, without waiting.
     """
 
     def __init__(
@@ -70,8 +69,7 @@ class Arbiter:
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
         observer: Observer | None = None,
-        closed: Callable[[], frozenset[str]] = frozenset,
-        withheld: Callable[[], Mapping[str, str]] = dict,
+        rules: Callable[[], PlacementRules] = PlacementRules,
     ) -> None:
         self.engine = engine
         self.hub = hub
@@ -79,8 +77,7 @@ class Arbiter:
         self.clock = clock
         self.new_id = new_id
         self.observer = observer or Unobserved()
-        self.closed = closed
-        self.withheld = withheld
+        self.rules = rules
         self.endings = Endings(engine, hub, self.observer)
         self._reserved = self.endings.reserved
         self._ticker: asyncio.Task[None] | None = None
@@ -127,8 +124,15 @@ class Arbiter:
             raise Refused(Refusal.of(Code.ENGINE_UNKNOWN))
         now = self.clock()
         ledger = self.ledger()
-        withheld = ledger.withheld.union(self.withheld(), self.closed())
-        answer = place(claim, self.nodes(), ledger.leases, now, withheld=withheld)
+        answer = place(
+            claim,
+            self.nodes(),
+            ledger.leases,
+            now,
+            withheld=ledger.withheld,
+            orphans=ledger.orphans,
+            rules=self.rules(),
+        )
         if isinstance(answer, Refusal):
             raise Refused(answer)
         lease = Lease(
@@ -145,6 +149,8 @@ class Arbiter:
             cpus=claim.limits.cpus,
             granted=now,
             expires=now + timedelta(seconds=claim.entitlement.max_runtime_s),
+            node=answer.node,
+            role=answer.role,
         )
         self._reserved[lease.id] = lease
         self.observer.granted(lease)

@@ -126,7 +126,7 @@ class AuditLog:
                     older = Path(f"{path}.{number - 1}") if number > 1 else path
                     if older.exists():
                         older.replace(f"{path}.{number}")
-        except BlockingIOError:
+        except (BlockingIOError, FileNotFoundError):  # the other one is at it, or has just done it
             return
         finally:
             os.close(lock)

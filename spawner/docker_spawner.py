@@ -150,6 +150,9 @@ class GPUDockerSpawner(DockerSpawner):
             gpus=choice.gpus,
             limits=limits,
             entitlement=entitlement,
+            model=choice.model,
+            gpu_memory_bytes=choice.gpu_memory_bytes,
+            profile=choice.profile,
         )
         return claim, image
 

@@ -29,7 +29,7 @@ from spawner.core.readings import GPUProcess, Reading, container_of
 if TYPE_CHECKING:
     from spawner.settings import GPUSettings  # pydantic would double the time that the child takes to start
 
-__all__ = ["Inventory", "InventoryFailure", "ask", "read_library"]
+__all__ = ["Inventory", "InventoryFailure", "ask", "bare_machine", "read_library"]
 
 
 _ROOT = Path(__file__).resolve().parent.parent  # where `-m spawner.nvml` is found, installed or not
@@ -70,6 +70,16 @@ class InventoryFailure:
     reason: str
 
 
+def bare_machine(settings: "GPUSettings", node_name: str) -> Node:
+    """Give this machine without its GPUs: what is known while nobody can tell of them."""
+    return Node(
+        name=node_name,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=float(os.cpu_count() or 1),
+        simulated=settings.simulated,
+    )
+
+
 async def ask(
     settings: "GPUSettings", node_name: str, *, known: Node | None = None, timeout_s: float = 10, proc: Path = _PROC
 ) -> Inventory | InventoryFailure:
@@ -88,12 +98,7 @@ async def ask(
     proc
         Where the processes are.
     """
-    node = Node(
-        name=node_name,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        cpus=float(os.cpu_count() or 1),
-        simulated=settings.simulated,
-    )
+    node = bare_machine(settings, node_name)
     if settings.inventory == "none":
         return Inventory(node=node, reason='the settings say gpus.inventory = "none"')
     at = datetime.now(UTC)  # before the question: a reading is never older than it says

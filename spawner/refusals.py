@@ -13,7 +13,11 @@ __all__ = ["NOT_DONE", "died", "refusal_for", "said"]
 
 NOT_DONE = (Refused, EngineUnknown, EngineRefuses, EngineSaysGone)
 _STATUS = {
-    Code.GPUS_LEASED: 409,
+    **dict.fromkeys((Code.GPUS_LEASED, Code.INSTANCES_LEASED, Code.SHARES_LEASED, Code.ROLE_GPUS), 409),
+    **dict.fromkeys((Code.HOST_MEMORY, Code.HOST_CPUS), 409),
+    **dict.fromkeys(
+        (Code.GPU_UNHEALTHY, Code.GPU_QUARANTINED, Code.GPU_CLOSED, Code.GPU_FOREIGN, Code.NODES_CLOSED), 503
+    ),
     Code.ROLE_MISSING: 403,
     Code.ENGINE_UNKNOWN: 503,
     Code.HOME_UNAVAILABLE: 503,

@@ -16,7 +16,7 @@ from spawner.arbiter import Arbiter
 from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
-from spawner.core.model import Code, Node, Person, Refusal
+from spawner.core.model import Code, Node, Person, PlacementRules, Refusal
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
@@ -60,8 +60,7 @@ class Runtime:
             clock=lambda: datetime.now(UTC),
             new_id=lambda: uuid.uuid4().hex[:16],
             observer=self.audit,
-            closed=lambda: self.cordons.closed,
-            withheld=self.withheld,
+            rules=self._rules,
         )
         self.watch = Watch(
             settings.gpus,
@@ -112,10 +111,6 @@ class Runtime:
         """Wait a moment until GPUs that were just given back can be given out again; see Watch."""
         await self.watch.settled(uuids)
 
-    def withheld(self) -> Mapping[str, str]:
-        """UUIDs that are not given out although no lease names them, each with the reason."""
-        return self.watch.withheld()
-
     def repair_history(self) -> None:
         """Fill in what the history lacks, once the engine has answered."""
         if self.engine.cache.fresh:
@@ -153,6 +148,11 @@ class Runtime:
             await asyncio.sleep(KEEP_S)
             await self.cordons.refresh()
             self.repair_history()
+
+    def _rules(self) -> PlacementRules:
+        return self.settings.placement_rules(
+            closed=self.cordons.closed, quarantined=frozenset(self.watch.quarantined())
+        )
 
     def _held(self) -> frozenset[str]:
         ledger = self.arbiter.ledger()

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from spawner.core.entitlements import Role
 from spawner.core.limits import ContainerDefaults
-from spawner.core.model import Entitlement, Mode
+from spawner.core.model import Entitlement, Mode, PlacementRules
 
 __all__ = ["Settings", "SettingsError", "load", "locate"]
 
@@ -133,6 +133,7 @@ class RoleSettings(_Section):
     cpus: Annotated[float, Field(gt=0, le=1024)] = 2.0
     max_runtime: Duration = 8 * 3600
     idle: Duration = 3600
+    gpus_together: Annotated[int, Field(ge=0, le=100_000)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoleSettings":
@@ -172,6 +173,15 @@ class GPUSettings(_Section):
     simulated: bool = False
 
 
+class PlacementSettings(_Section):
+    """How servers are spread over machines, and how much a machine may be promised."""
+
+    ranking: Literal["binpack", "spread"] = "binpack"
+    memory_overcommit: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    cpu_overcommit: Annotated[float, Field(ge=0.1, le=100)] = 4.0
+    memory_reserve: Size = 1 << 30
+
+
 class ContainerSettings(_Section):
     """Limits that every container gets, whatever its role."""
 
@@ -196,6 +206,7 @@ class Settings(_Section):
     roles: Annotated[dict[Label, RoleSettings], Field(min_length=1)]
     homes: HomeSettings = HomeSettings()
     gpus: GPUSettings = GPUSettings()
+    placement: PlacementSettings = PlacementSettings()
     containers: ContainerSettings = ContainerSettings()
     config_dir: Place | None = None
 
@@ -223,6 +234,22 @@ class Settings(_Section):
         """Every group whose members may sign in: those of the roles, and the administrators'."""
         return frozenset(group for role in self.roles.values() for group in role.groups).union(
             self.sign_in.admin_groups
+        )
+
+    def placement_rules(self, *, closed: frozenset[str], quarantined: frozenset[str]) -> PlacementRules:
+        """What the operator has set for placement, with what is closed and quarantined now."""
+        part = self.placement
+        return PlacementRules(
+            ranking=part.ranking,
+            shares_per_gpu=self.gpus.shares_per_gpu,
+            memory_overcommit=part.memory_overcommit,
+            cpu_overcommit=part.cpu_overcommit,
+            memory_reserve_bytes=part.memory_reserve,
+            closed=closed,
+            quarantined=quarantined,
+            role_gpus=tuple(
+                (name, role.gpus_together) for name, role in self.roles.items() if role.gpus_together is not None
+            ),
         )
 
     def container_defaults(self) -> ContainerDefaults:

@@ -84,7 +84,7 @@ class Watch:
     def node(self) -> Node:
         """The machine as placement sees it: GPUs that vanished are unhealthy, foreign processes are counted."""
         owners = self._owners()
-        node = self._found or Node(name="", simulated=self.settings.simulated)
+        node = self._found or nvml.bare_machine(self.settings, self.node_name)
         return regrant.with_missing(regrant.with_foreign(node, self._foreign(owners)), owners)
 
     def shown(self) -> Node:

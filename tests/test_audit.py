@@ -143,6 +143,16 @@ def test_a_long_file_is_moved_aside_and_many_writers_lose_no_line(tmp_path):
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
 
 
+def test_a_file_that_another_process_has_just_moved_is_not_moved_again(tmp_path, caplog):
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path, longest_bytes=1000)
+    log._rotate(path)
+    log.write("sign-in", user="ann")
+    log._rotate(path)
+    assert {file.name for file in tmp_path.iterdir()} == {"audit.jsonl", "audit.jsonl.lock"}
+    assert not caplog.records
+
+
 def test_only_so_many_old_files_are_kept(tmp_path):
     log = AuditLog(tmp_path / "audit.jsonl", longest_bytes=10)
     for number in range(30):

@@ -251,7 +251,27 @@ def test_with_the_hub_down_the_engine_stops_and_removes(settings, engine, state,
     engine.containers.append(container(gpu))
     assert answer("release", "lease1", "--yes")["released"][0]["by"] == "engine"
     assert engine.calls == [("stop", "lease1"), ("remove", "lease1")]
-    assert audited(state)[0]["code"] == "engine"
+    assert [(line["event"], line["code"], line["by"]) for line in audited(state)] == [
+        ("release", "engine", "olga"),
+        ("ended", "stopped", "olga"),
+    ]
+
+
+def test_with_the_hub_down_the_history_is_closed_by_the_command(settings, engine, past, gpu):
+    engine.containers.append(container(gpu, "two"))
+    answer("release", "two", "--yes")
+    (two,) = [item for item in answer("history")["history"] if item["lease"] == "two"]
+    assert two["code"] == "stopped"
+    assert two["ended"]
+
+
+def test_a_history_that_cannot_be_closed_is_a_finding_and_the_server_ends(settings, engine, state, gpu):
+    engine.containers.append(container(gpu))
+    state.mkdir()
+    (state / "records.sqlite").write_bytes(b"this is no database " * 100)
+    found = answer("release", "lease1", "--yes", code=1)
+    assert found["released"][0]["gone"] is True
+    assert "is not in the history" in found["findings"][0]
 
 
 @pytest.mark.parametrize("known", [[], [("anna", "train", "another")]], ids=["no-server", "another-lease"])
@@ -468,7 +488,7 @@ def test_a_drain_closes_first_and_then_stops_only_what_is_there(settings, engine
     assert [(one["lease"], one["by"]) for one in found["released"]] == [("here", "hub" if up else "engine")]
     assert closed(state) == {gpu: "drained"}
     assert [item.id for item in engine.containers] == ["elsewhere"]
-    assert [line["event"] for line in audited(state)] == ["drain", "release"]
+    assert [line["event"] for line in audited(state)][:2] == ["drain", "release"]
 
 
 def test_a_drained_node_stops_everything_of_this_hub(settings, engine, state, gpu, plain_gpus):

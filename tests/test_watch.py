@@ -15,7 +15,7 @@ from deploy.demo.gpus.make import SimulatedGPUs
 from spawner import nvml, watch
 from spawner.arbiter import Arbiter, Refused
 from spawner.core.ledger import Container, from_labels, rebuild, to_labels
-from spawner.core.model import Lease, Mode
+from spawner.core.model import Lease, Mode, PlacementRules
 from spawner.core.shares import NoticeCode
 from spawner.docker_api import Engine, StateCache
 from spawner.messages import notice
@@ -213,7 +213,7 @@ async def test_who_stops_and_starts_again_at_once_is_not_refused_but_a_gpu_in_qu
         nodes=lambda: (site.watch.node,),
         clock=lambda: datetime.now(UTC),
         new_id=lambda: f"lease-{next(numbers)}",
-        withheld=site.watch.withheld,
+        rules=lambda: PlacementRules(quarantined=frozenset(site.watch.quarantined())),
     )
     await site.watch.read()
     site.run(1, "0", "1", "2")

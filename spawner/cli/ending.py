@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from spawner import docker_api
 from spawner.audit import AuditLog
-from spawner.cli.machine import Engine, Hub
+from spawner.cli.machine import Engine, Hub, note_end
+from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import Lease
 from spawner.hub_api import HubUnknown
@@ -69,6 +70,9 @@ class Ending:
             return _ended(container, lease, "engine", finding=finding, gone=False)
         if trouble:
             trouble = f"{said(container, lease)} was ended by the engine and not as a stop, since {trouble}"
+        if ours and not self.hub.up:  # a hub that is up sees the end and notes it
+            self._note(container, lease, EndCode.STOPPED.value, event="ended")
+            trouble = note_end(self.settings, container.labels[LABEL + "lease"])
         return _ended(container, lease, "engine", finding=trouble)
 
     def _tell_hub(self, container: Container, lease: Lease) -> tuple[bool, str]:
@@ -81,9 +85,9 @@ class Ending:
         except HubUnknown as error:
             return False, str(error)
 
-    def _note(self, container: Container, lease: Lease | None, code: str) -> None:
+    def _note(self, container: Container, lease: Lease | None, code: str, *, event: str = "release") -> None:
         self.log.write(
-            "release",
+            event,
             user=lease.user if lease else container.labels.get(LABEL + "user", ""),
             server=lease.server if lease else container.labels.get(LABEL + "server", ""),
             lease=container.labels.get(LABEL + "lease", ""),

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from spawner import docker_api, nvml
@@ -14,6 +15,7 @@ from spawner import settings as settings_file
 from spawner.audit import AuditLog
 from spawner.cli.show import fail
 from spawner.core import ledger
+from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import Lease, Node
 from spawner.hub_api import HubAPI, HubServer, HubUnknown
@@ -30,6 +32,7 @@ __all__ = [
     "inventory",
     "ledger_findings",
     "load",
+    "note_end",
     "operator",
     "records",
 ]
@@ -84,7 +87,7 @@ def inventory(settings: Settings) -> tuple[Node, list[str], Mapping[str, object]
         return Node(name=name, simulated=settings.gpus.simulated), [f"the GPUs are unknown: {answer.reason}"], {}
     expected = settings.gpus.inventory != "none"
     findings = [f"no GPUs: {answer.reason}"] if answer.reason and expected else []
-    return answer.node, findings, getattr(answer, "readings", {})
+    return answer.node, findings, answer.readings
 
 
 def ask_engine() -> Engine:
@@ -134,6 +137,18 @@ def cordons(settings: Settings) -> tuple[tuple[Cordon, ...], list[str]]:
             return opened.cordons(), []
     except (RecordsError, *TROUBLE) as error:  # type: ignore[misc]  # a tuple of exception classes
         return (), [f"what is cordoned is unknown: {str(error).splitlines()[0]}"]
+
+
+def note_end(settings: Settings, lease_id: str) -> str:
+    """Close a line of the history while there is no hub that would; says why that could not be."""
+    if not _path(settings).exists():
+        return ""
+    try:
+        with closing(Records.open(_url(settings))) as opened:
+            opened.lease_ended(lease_id, EndCode.STOPPED.value, datetime.now(UTC))
+    except (RecordsError, *TROUBLE) as error:  # type: ignore[misc]  # a tuple of exception classes
+        return f"the end of lease {lease_id} is not in the history: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _path(settings: Settings) -> Path:
