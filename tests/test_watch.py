@@ -197,8 +197,8 @@ async def test_a_fault_of_ours_does_not_end_the_looking(site, monkeypatch, caplo
     site.cache.drop(ANN)
     await wait_until(lambda: "the look at the GPUs failed" in caplog.text, timeout=30)
     monkeypatch.setattr(nvml, "ask", ask)
-    site.run(2, "0")
-    site.cache.drop(ANN)
+    site.run(2, "0", container=BOB)
+    site.cache.drop(BOB)
     await wait_until(lambda: not site.watch.withheld(), timeout=30)
     site.watch.close()
 
