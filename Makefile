@@ -1,11 +1,11 @@
 # `make help` lists the targets. All of them run on a machine that has only git and make (Debian 12 or newer, Ubuntu 24.04).
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run stop clean images test test-core test-packages lint format lock
+.PHONY: help run stop clean images test test-cdi test-core test-packages reliability bench lint format lock
 
 BIN := .venv/bin
 SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
-NEEDS_ENGINE := docker or hub or browser or images
+NEEDS_ENGINE := docker or hub or browser or images or reliability
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,7 +27,18 @@ test: test-core ## Run all tests; those of engine, hub and browser start a priva
 	@deploy/run test-tools
 	@$(BIN)/python -m deploy.node_packages
 	@$(BIN)/python -m deploy.build_images --fetch
-	$(BIN)/python -m pytest -m "$(NEEDS_ENGINE)"
+	$(BIN)/python -m pytest -m "($(NEEDS_ENGINE)) and not reliability"
+
+test-cdi: test-packages ## Run the tests of CDI alone, on a Docker Engine that knows it (part of `make test`)
+	@deploy/run test-tools
+	$(BIN)/python -m pytest -m docker -k cdi tests/engine
+
+reliability: test-packages ## Kill, cancel and starve a hub at every engine call; writes the table of docs/explanation/reliability.md
+	@deploy/run test-tools
+	$(BIN)/python -m tests.reliability
+
+bench: test-packages ## Measure placement: 64 machines of 8 GPUs, up to 10,000 claims waiting
+	$(BIN)/python -m tests.bench.bench_place
 
 test-core: test-packages ## Run the tests that need neither root nor Docker (under 30 s)
 	$(BIN)/python -m pytest -m "not ($(NEEDS_ENGINE))"
