@@ -109,7 +109,7 @@ async def test_containers_removed_behind_the_hub(campaign):
     seen = [await scenes.removed_behind(campaign, with_events=True) for _ in range(SCENE_ROUNDS)]
     missed = [await scenes.removed_behind(campaign, with_events=False) for _ in range(SCENE_ROUNDS)]
     figures.add(
-        "Container removed behind the hub's back", f"{SCENE_ROUNDS} runs", f"known after {max(seen):.1f} s at most"
+        "Container removed behind the hub's back", f"{SCENE_ROUNDS} runs", f"known after {max(seen):.2f} s at most"
     )
     figures.add("The same without the event stream", f"{SCENE_ROUNDS} runs", f"known after {max(missed):.1f} s at most")
     assert max(seen) < 1
