@@ -289,6 +289,15 @@ async def test_a_removal_that_somebody_else_has_begun_is_waited_for(arbiter, scr
     await asyncio.wait_for(retiring, 5)
 
 
+async def test_a_lease_that_is_cleared_is_no_longer_held_although_no_event_has_come(arbiter, script):
+    held = await running(arbiter)
+    script.rows.clear()
+    arbiter.abandon(held.id)
+    await quiet(arbiter)
+    assert arbiter.ledger().leases == ()
+    assert arbiter.end_of(held.id).code is EndCode.GONE
+
+
 async def test_a_removal_that_the_engine_does_not_confirm_is_seen_to(arbiter, script):
     held = await running(arbiter)
     script.trouble["remove_container"] = EngineRefuses("409: removal is already in progress")

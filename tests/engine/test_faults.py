@@ -60,6 +60,11 @@ async def test_a_container_removed_behind_the_hub_is_known_soon(campaign, with_e
     assert await scenes.removed_behind(campaign, with_events=with_events) < limit_s
 
 
+async def test_a_hub_that_has_lost_its_database_gives_no_gpu_twice(campaign):
+    await scenes.database_lost(campaign)
+    assert campaign.verdict.zeros == (0, 0, 0), "\n".join(campaign.verdict.notes)
+
+
 async def test_after_an_engine_crash_the_hub_knows_the_truth_within_a_minute(campaign):
     _, took = await scenes.engine_killed(campaign)
     assert took < 60

@@ -10,7 +10,7 @@ from tests.reliability.campaign import Campaign
 from tests.rig.fault_proxy import Fault
 from tests.rig.waiting import wait_until
 
-__all__ = ["engine_down_at_start", "engine_killed", "others_during", "removed_behind", "stuck_stop"]
+__all__ = ["database_lost", "engine_down_at_start", "engine_killed", "others_during", "removed_behind", "stuck_stop"]
 
 STARTS = 3
 TRUTH_S = 60
@@ -94,6 +94,23 @@ async def engine_down_at_start(campaign: Campaign, fault: Fault) -> float:
     return took
 
 
+async def database_lost(campaign: Campaign) -> None:
+    """Kill the hub and delete its database: the leases stay, and their people get their servers' places again."""
+    users = ("ann", "bob", "cem")
+    mine = {user: await campaign.hub.ask("start", user=user) for user in users}
+    campaign.hub.kill()
+    await campaign.hub.gone()
+    campaign.database.unlink()
+    await campaign.restart()
+    state = await campaign.hub.ask("state")
+    assert state["leases"] == {answer["lease"]: answer["gpus"] for answer in mine.values()}
+    assert (await campaign.hub.ask("start", user="dan"))["ok"]
+    assert (await campaign.hub.ask("start", user="eva"))["why"] == "gpus-leased"
+    for user in users:
+        assert (await campaign.hub.ask("start", user=user))["ok"], "the earlier one makes room"
+    await campaign.judge()
+
+
 async def removed_behind(campaign: Campaign, *, with_events: bool) -> float:
     """Remove a container behind the hub's back; seconds until the hub knows."""
     mine = await campaign.hub.ask("start", user="ann")
@@ -129,6 +146,8 @@ async def engine_killed(campaign: Campaign) -> tuple[float, float]:
 
     true: bool = await wait_until(true_again, TRUTH_S, what="the hub's leases are the engine's running containers")
     assert true
+    for user in ("ann", "bob"):
+        print(f"after the engine's crash the server of {user} has ended as", (await hub.ask("poll", user=user))["end"])
     took = time.monotonic() - began
     for user in list((await hub.ask("state"))["servers"]):
         await hub.ask("stop", user=user)

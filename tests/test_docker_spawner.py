@@ -1,0 +1,51 @@
+"""What the spawner makes of an engine in trouble."""
+
+from types import SimpleNamespace
+
+import pytest
+from dockerspawner import DockerSpawner
+
+from spawner import runtime
+from spawner.arbiter import Refused
+from spawner.core.model import Code, Refusal
+from spawner.docker_api import EngineFails, EngineRefuses, EngineSaysGone, EngineUnknown
+from spawner.docker_spawner import GPUDockerSpawner
+from spawner.refusals import said
+
+
+@pytest.mark.parametrize("error", [EngineUnknown("no answer"), EngineRefuses("409")], ids=["unknown", "refused"])
+async def test_a_stop_that_the_engine_does_not_finish_ends_for_its_person_and_is_left_to_the_arbiter(
+    monkeypatch, error
+):
+    abandoned: list[str] = []
+    arbiter = SimpleNamespace(holds=lambda _lease: True, abandon=abandoned.append)
+    monkeypatch.setattr(runtime, "current_or_none", lambda: SimpleNamespace(arbiter=arbiter))
+
+    async def stop(_spawner, now=False):
+        raise error
+
+    monkeypatch.setattr(DockerSpawner, "stop", stop)
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    spawner.object_id, spawner.lease_id = "c1", "lease-1"
+    await spawner.stop()
+    assert abandoned == ["lease-1"]
+    assert (spawner.object_id, spawner.lease_id) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        pytest.param(Refused(Refusal.of(Code.GPUS_LEASED)), Code.GPUS_LEASED, 409, id="refused"),
+        pytest.param(
+            EngineFails("nvml error: driver/library version mismatch"), Code.GPU_DRIVER_MISMATCH, 503, id="500"
+        ),
+        pytest.param(EngineRefuses("no such image"), Code.ENGINE_REFUSED, 400, id="400"),
+        pytest.param(EngineSaysGone("no such container"), Code.ENGINE_REFUSED, 400, id="removed-meanwhile"),
+        pytest.param(EngineUnknown("no answer"), Code.ENGINE_UNKNOWN, 503, id="no-answer"),
+    ],
+)
+def test_a_start_that_failed_is_said_with_its_code(error, code, status):
+    told = said(error, "en")
+    assert (told.reason, told.status_code) == (code.value, status)
