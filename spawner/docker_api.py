@@ -4,9 +4,7 @@
   no call holds up the end of the process.
 - Four answers are told apart: done, `EngineSaysGone` (404), `EngineRefuses` (another 4xx: our fault, and nothing was
   done), `EngineUnknown` (5xx, time-out, refused connection: something may have happened, so every lease stays).
-- `StateCache` follows the engine's events, so that asking whether a server runs costs nothing. An entry leaves it only
-  on the engine's word: a destroy event, or a 404 for that very container. A listing alone never removes one, since it
-  may be older than a container that was just made. Nor does it turn back what is known since it was asked for.
+- The engine's events are followed into a StateCache, so that asking whether a server runs costs nothing.
 """
 
 import asyncio
@@ -30,6 +28,7 @@ from docker.utils import kwargs_from_env
 from spawner.core.exits import Final
 from spawner.core.ledger import LABEL, Container
 from spawner.lanes import Lane
+from spawner.state_cache import StateCache
 
 __all__ = [
     "Engine",
@@ -38,7 +37,6 @@ __all__ = [
     "EngineSaysGone",
     "EngineSilent",
     "EngineUnknown",
-    "StateCache",
     "bind_mount",
     "device_request",
     "list_containers_once",
@@ -59,9 +57,7 @@ EVENTS_LIMIT_S = 60  # after so long without an event the stream is opened anew:
 _ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
 _ENDED = frozenset({"exited", "dead"})
-_STATES = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}
 _NEVER_SENT = ("ConnectionRefusedError", "FileNotFoundError")
-_GONE_KEPT = 10_000
 _EVENTS_KEPT = 1000
 
 
@@ -83,73 +79,6 @@ class EngineSaysGone(Exception):  # noqa: N818
 
 class EngineRefuses(Exception):  # noqa: N818
     """The engine turned the call down (4xx) and did nothing."""
-
-
-class StateCache:
-    """The containers that carry a lease label, by id, as the last words of the engine have it.
-
-    An id is never given out twice, so a container that is gone stays gone, whatever arrives late.
-    """
-
-    def __init__(self) -> None:
-        self._containers: dict[str, Container] = {}
-        self._changes: dict[str, int] = {}
-        self._gone: dict[str, None] = {}
-        self.version = 0
-        self.fresh = False
-        self.on_drop: Callable[[Container], None] = lambda _gone: None
-
-    def __iter__(self) -> Iterator[Container]:
-        return iter(tuple(self._containers.values()))
-
-    def put(self, container: Container) -> None:
-        """Note a container that the engine told of."""
-        if container.id not in self._gone:
-            self.version += 1
-            self._containers[container.id], self._changes[container.id] = container, self.version
-
-    def drop(self, container_id: str) -> Container | None:
-        """Forget a container that the engine says is gone; returns what was known of it."""
-        self._gone[container_id] = None
-        while len(self._gone) > _GONE_KEPT:
-            del self._gone[next(iter(self._gone))]
-        self._changes.pop(container_id, None)
-        gone = self._containers.pop(container_id, None)
-        if gone is not None:
-            self.on_drop(gone)
-        return gone
-
-    def get(self, container_id: str) -> Container | None:
-        """Find a container by its id."""
-        return self._containers.get(container_id)
-
-    def by_lease(self, lease_id: str) -> Container | None:
-        """Find the container of a lease."""
-        return next((c for c in self._containers.values() if c.labels.get(LABEL + "lease") == lease_id), None)
-
-    def merge(self, listing: list[Container], since: int) -> list[str]:
-        """Take in a listing that was asked for at a version; returns the known ids that it lacks, to be asked for."""
-        known = [key for key in self._containers if self._changes[key] <= since]
-        for container in listing:
-            if self._changes.get(container.id, 0) <= since:
-                self.put(container)
-        listed = {container.id for container in listing}
-        return [key for key in known if key not in listed]
-
-    def apply(self, event: Mapping[str, Any]) -> Container | None:
-        """Take in one event; returns a container that ended or is gone, as it was known until then."""
-        action, actor = str(event.get("Action", "")), event.get("Actor", {})
-        container_id, attributes = str(actor.get("ID", "")), actor.get("Attributes", {})
-        known = self.get(container_id)
-        if action == "destroy":
-            return self.drop(container_id)
-        state = _STATES.get(action)
-        if state is None or (action == "create" and known):  # the news of its making comes last, it may run already
-            return None
-        told = {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
-        name = known.name if known else str(attributes.get("name", ""))
-        self.put(Container(id=container_id, name=name, state=state, labels=known.labels if known else told))
-        return self.get(container_id) if state in _ENDED else None
 
 
 class Engine:

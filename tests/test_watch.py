@@ -17,8 +17,9 @@ from spawner.arbiter import Arbiter, Refused
 from spawner.core.ledger import Container, from_labels, rebuild, to_labels
 from spawner.core.model import Lease, Mode, PlacementRules
 from spawner.core.shares import NoticeCode
-from spawner.docker_api import Engine, StateCache
+from spawner.docker_api import Engine
 from spawner.messages import notice
+from spawner.state_cache import StateCache
 from spawner.watch import Watch, end_process
 from tests.core.strategies import claim, lease
 from tests.rig.waiting import wait_until
