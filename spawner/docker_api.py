@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network
 from typing import Any, Literal
@@ -37,6 +38,7 @@ __all__ = [
     "EngineSaysGone",
     "EngineSilent",
     "EngineUnknown",
+    "Image",
     "bind_mount",
     "device_request",
     "list_containers_once",
@@ -79,6 +81,14 @@ class EngineSaysGone(Exception):  # noqa: N818
 
 class EngineRefuses(Exception):  # noqa: N818
     """The engine turned the call down (4xx) and did nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image of this machine."""
+
+    id: str
+    labels: Mapping[str, str]
 
 
 class Engine:
@@ -132,10 +142,10 @@ class Engine:
         """Build a host config for the engine's version; the client must have connected before."""
         return self.client.create_host_config(**parts)
 
-    async def image_id(self, reference: str) -> str | None:
-        """The id of an image that is on this machine, else None."""
+    async def image(self, reference: str) -> Image | None:
+        """Find an image that is on this machine."""
         found = await self._or_none("inspect_image", reference)
-        return str(found["Id"]) if found else None
+        return Image(id=str(found["Id"]), labels=dict(found["Config"].get("Labels") or {})) if found else None
 
     async def inspect(self, container_id: str) -> dict[str, Any] | None:
         """Everything that the engine says of a container; None only where it says that there is none."""

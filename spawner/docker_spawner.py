@@ -26,7 +26,7 @@ from spawner.core.options import check_choice, from_form, parse_choice
 from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
-from spawner.messages import Language, Phase, ended, phase
+from spawner.messages import Language, Phase, ended, notice, phase
 from spawner.refusals import NOT_DONE, died, refusal_for, said
 from spawner.runtime import Runtime
 from spawner.storage import write_identity
@@ -139,9 +139,7 @@ class GPUDockerSpawner(DockerSpawner):
         choice = _checked(parse_choice(raw, default_variant=shared.catalog.default.name))
         variant = _checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))
         limits = _checked(limits_for(entitlement, choice.memory_bytes, shared.settings.container_defaults()))
-        image = await shared.engine.image_id(variant.image)
-        if image is None:
-            raise Refused(Refusal.of(Code.VARIANT_NOT_BUILT, variant=variant.name))
+        image = _checked(await shared.image_of(variant))
         claim = Claim(
             user=self.user.name,
             server=self.name,
@@ -394,6 +392,13 @@ class GPUDockerSpawner(DockerSpawner):
             seen = len(self._told)
             self._news.clear()
             await self._news.wait()
+
+    @property
+    def notices(self) -> list[str]:
+        """What the person is to be told about their running server, oldest first; the home page shows it."""
+        shared = runtime.current_or_none()
+        found = shared.watch.notices(self.lease_id) if shared and self.lease_id else ()
+        return [notice(told, self._language()) for told in found]
 
     def _turned_down(self, shared: Runtime, error: Exception) -> SpawnException:
         refusal = refusal_for(error)

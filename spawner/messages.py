@@ -82,6 +82,10 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "The image variant {variant} is not on this machine yet. Choose another, or ask the operator to build it.",
         "zh": "镜像 {variant} 尚未在本机构建。请选择其他镜像，或联系管理员。",
     },
+    Code.IMAGE_LABELS: {
+        "en": "The image of the variant {variant} cannot be used: it carries the label {label}, which only this hub may write. The operator has to build it without.",
+        "zh": "镜像 {variant} 无法使用：它带有只能由本平台写入的标签 {label}。管理员需要重新构建该镜像。",
+    },
     Code.DRIVER_TOO_OLD: {
         "en": "The image variant {variant} needs the NVIDIA driver {needed} or newer; here is {driver}. Choose an older variant.",
         "zh": "镜像 {variant} 需要 NVIDIA 驱动 {needed} 或更新；本机为 {driver}。请选择较旧的镜像。",

@@ -16,7 +16,8 @@ from spawner.arbiter import Arbiter
 from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
-from spawner.core.model import Code, Node, Person, PlacementRules, Refusal
+from spawner.core.ledger import foreign_labels
+from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Variant
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
@@ -116,10 +117,24 @@ class Runtime:
         if self.engine.cache.fresh:
             self.audit.repair(self.arbiter.ledger().leases, self.engine.cache)
 
+    async def image_of(self, variant: Variant) -> str | Refusal:
+        """The id of a variant's image, or why no server can run from it; EngineUnknown when the engine does not answer.
+
+        An image's labels become its containers' labels, so that one which carries ours could pretend to a lease.
+        """
+        found = await self.engine.image(variant.image)
+        if found is None:
+            return Refusal.of(Code.VARIANT_NOT_BUILT, variant=variant.name)
+        if forged := foreign_labels(found.labels, variant.name):
+            LOG.error("the image %s carries the label %s and is not used", variant.image, forged[0])
+            return Refusal.of(Code.IMAGE_LABELS, variant=variant.name, label=forged[0])
+        return found.id
+
     async def built_images(self) -> Mapping[str, str]:
-        """Ids of the images that exist here, by variant; EngineUnknown when the engine does not answer."""
-        found = await asyncio.gather(*(self.engine.image_id(variant.image) for variant in self.catalog.variants))
-        return {variant.name: image for variant, image in zip(self.catalog.variants, found, strict=True) if image}
+        """Ids of the images that can be used here, by variant; EngineUnknown when the engine does not answer."""
+        found = await asyncio.gather(*(self.image_of(variant) for variant in self.catalog.variants))
+        pairs = zip(self.catalog.variants, found, strict=True)
+        return {variant.name: image for variant, image in pairs if not isinstance(image, Refusal)}
 
     async def person(self, hub_name: str, sub: str) -> Person | Refusal:
         """Find the person of a hub account, or make their record when they first start a server.

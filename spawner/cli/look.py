@@ -12,6 +12,7 @@ from spawner import settings as settings_file
 from spawner.cli.machine import Engine, Hub, ask_engine, ask_hub, cordons, inventory, ledger_findings, load
 from spawner.cli.show import AsJSON, app, console, end, fail, print_json, print_table, quoted
 from spawner.core import catalog as catalogs
+from spawner.core import regrant
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import GPU, Lease, MIGInstance
 from spawner.messages import size
@@ -63,6 +64,9 @@ def gpus(*, as_json: AsJSON = False) -> None:
     settings = load(as_json=as_json)
     node, findings, readings = inventory(settings)
     engine = ask_engine()
+    if not engine.trouble:  # else every process would look like a stranger's
+        owners = regrant.holders(engine.containers)
+        node = regrant.out_of_service(node, regrant.withheld(node, readings, owners, settings.gpus.idle_memory))
     cordoned, cordon_findings = cordons(settings)
     closed = {cordon.target: cordon for cordon in cordoned}
     holders: dict[str, list[Lease]] = {}

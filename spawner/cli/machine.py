@@ -18,6 +18,7 @@ from spawner.core import ledger
 from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import Lease, Node
+from spawner.core.readings import Reading
 from spawner.hub_api import HubAPI, HubServer, HubUnknown
 from spawner.records import TROUBLE, Cordon, Records, RecordsError
 from spawner.settings import Settings, SettingsError
@@ -79,7 +80,7 @@ def load(*, as_json: bool) -> Settings:
         fail(str(error), as_json=as_json)
 
 
-def inventory(settings: Settings) -> tuple[Node, list[str], Mapping[str, object]]:
+def inventory(settings: Settings) -> tuple[Node, list[str], Mapping[str, Reading]]:
     """The GPUs, what is a finding about them, and what was read of each, by UUID; no GPU may be as it should be."""
     name = socket.gethostname()
     answer = asyncio.run(nvml.ask(settings.gpus, name))

@@ -16,7 +16,18 @@ from typing import TypeVar
 
 from spawner.core.model import Lease, Mode
 
-__all__ = ["LABEL", "SCHEMA", "Conflict", "Container", "Ledger", "Orphan", "from_labels", "rebuild", "to_labels"]
+__all__ = [
+    "LABEL",
+    "SCHEMA",
+    "Conflict",
+    "Container",
+    "Ledger",
+    "Orphan",
+    "foreign_labels",
+    "from_labels",
+    "rebuild",
+    "to_labels",
+]
 
 LABEL = "gpucampus."
 SCHEMA = 1
@@ -138,6 +149,13 @@ def from_labels(labels: Mapping[str, str]) -> Lease:
         node=labels.get(LABEL + "node", ""),
         role=labels.get(LABEL + "role", ""),
     )
+
+
+def foreign_labels(labels: Mapping[str, str], variant: str) -> tuple[str, ...]:
+    """Name the labels of an image that only we may write on containers, but for those that our own build puts there."""
+    built = {LABEL + "project": labels.get(LABEL + "project"), LABEL + "inputs": labels.get(LABEL + "inputs")}
+    built[LABEL + "variant"] = variant
+    return tuple(sorted(key for key, value in labels.items() if key.startswith(LABEL) and built.get(key) != value))
 
 
 def rebuild(containers: Iterable[Container]) -> Ledger:

@@ -56,6 +56,7 @@ class Code(StrEnum):
     VARIANT_UNKNOWN = "variant-unknown"
     VARIANT_NOT_ALLOWED = "variant-not-allowed"
     VARIANT_NOT_BUILT = "variant-not-built"
+    IMAGE_LABELS = "image-labels"
     DRIVER_TOO_OLD = "driver-too-old"
     ARCHITECTURE = "architecture"
     GPU_MODEL = "gpu-model"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spawner.core.ledger import LABEL, Conflict, Container, from_labels, rebuild, to_labels
+from spawner.core.ledger import LABEL, Conflict, Container, foreign_labels, from_labels, rebuild, to_labels
 from spawner.core.model import Lease, Mode
 
 from . import strategies as make
@@ -108,3 +108,18 @@ def test_two_containers_with_one_lease_id_are_a_lease_and_an_orphan():
 
 def test_a_container_without_our_label_is_nobodys_business():
     assert rebuild([Container(id="1", name="postgres", state="running", labels={"other": "1"})]).leases == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        pytest.param(
+            {"gpucampus.variant": "cpu", "gpucampus.project": "gpucampus", "other": "1"}, (), id="our-own-build"
+        ),
+        pytest.param({"gpucampus.lease": "x"}, ("gpucampus.lease",), id="pretends-to-a-lease"),
+        pytest.param({"gpucampus.variant": "cuda"}, ("gpucampus.variant",), id="pretends-to-another-variant"),
+        pytest.param({"gpucampus.later": ""}, ("gpucampus.later",), id="a-label-of-a-later-version"),
+    ],
+)
+def test_an_image_with_our_labels_is_found_out(labels, named):
+    assert foreign_labels(labels, "cpu") == named

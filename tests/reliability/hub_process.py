@@ -80,7 +80,7 @@ class Hub:
         lease_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                await self.arbiter.engine.image_id(self.image)
+                await self.arbiter.engine.image(self.image)
                 await self.arbiter.retire(user, "")
                 lease = self.arbiter.reserve(_claim(user, gpus), image=self.image)
                 lease_id = lease.id
