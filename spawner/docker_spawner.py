@@ -109,7 +109,8 @@ class GPUDockerSpawner(DockerSpawner):
             ledger.leases,
             previous=self._accepted,
             user=self.user.name,
-            withheld=ledger.withheld,
+            withheld=ledger.withheld | set(shared.watch.withheld()),
+            shares_per_gpu=shared.settings.gpus.shares_per_gpu,
         )
         return render_form(view, language)
 

@@ -3,7 +3,8 @@
 `spawn_view` gathers the choices from values alone; `render_form` turns them into HTML. The form decides nothing: what
 comes back from it is validated again in core/options.py, since anybody can send anything.
 
-The fields are `variant` (a name of the catalog), `gpus` ("none", "1", "2", ...) and `memory` ("512M", "4G", ...).
+The fields are `variant` (a name of the catalog), `gpus` ("none", "1", "2", ..., "mig:" and a profile, "shared") and
+`memory` ("512M", "4G", ...).
 JupyterHub puts the result into a `<form>` of its own page, unescaped; hence the environment here escapes everything.
 """
 
@@ -16,14 +17,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spawner.core.catalog import allowed, runs_on
-from spawner.core.model import GIB, GPU, Code, Entitlement, Lease, Mode, Node, Refusal, Variant
+from spawner.core.model import GIB, Code, Entitlement, Lease, Mode, Node, Refusal, Variant
+from spawner.core.policy import gpus_held
+from spawner.gpu_choices import GPUChoice, GPUTile, gpu_choices, gpu_tiles
 from spawner.messages import Language, sentence
 
 __all__ = [
-    "GPUChoice",
-    "GPUTile",
     "MemoryChoice",
-    "SliceTile",
     "SpawnView",
     "VariantCard",
     "render_form",
@@ -45,16 +45,6 @@ class VariantCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPUChoice:
-    """A number of whole GPUs. `reason` names the text that says why it cannot be chosen, and is empty if it can."""
-
-    value: str
-    gpus: int
-    reason: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
     """One step of the memory list; `usual` marks the role's default."""
 
@@ -65,26 +55,12 @@ class MemoryChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceTile:
-    """A MIG instance in the picture; its state is free, leased or yours."""
-
-    profile: str
-    memory_bytes: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPUTile:
-    """A GPU in the picture; its state is free, leased, yours, mig or unhealthy."""
-
-    gpu: GPU
-    state: str
-    slices: tuple[SliceTile, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnView:
-    """Everything the form shows. `free` and `total` count whole GPUs, `held` those of the person's other servers."""
+    """Everything the form shows.
+
+    `free` and `total` count whole GPUs; `held` counts what the person's other servers hold, an instance and a share as
+    one each.
+    """
 
     variants: tuple[VariantCard, ...]
     gpu_choices: tuple[GPUChoice, ...]
@@ -93,22 +69,10 @@ class SpawnView:
     free: int
     total: int
     held: int
+    shares_per_gpu: int
     entitlement: Entitlement
     node: Node
     notice: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Owners:
-    """Who holds which UUID, as far as this person may know: themselves, or somebody."""
-
-    mine: frozenset[str]
-    others: frozenset[str]
-
-    def state(self, uuid: str) -> str:
-        if uuid in self.mine:
-            return "yours"
-        return "leased" if uuid in self.others else "free"
 
 
 def spawn_view(
@@ -121,6 +85,7 @@ def spawn_view(
     previous: Mapping[str, object] | None = None,
     user: str = "",
     withheld: Collection[str] = (),
+    shares_per_gpu: int = 0,
     notice: str = "",
 ) -> SpawnView:
     """Gather what the form offers.
@@ -134,7 +99,7 @@ def spawn_view(
     entitlement
         What the person's role may ask for.
     node
-        The machine and its GPUs.
+        The machine and its GPUs; whole ones that are withheld say in `unhealthy` why.
     leases
         Every lease on the engine.
     previous
@@ -143,44 +108,27 @@ def spawn_view(
         The person's hub name, to tell their own leases from those of others.
     withheld
         UUIDs that nobody may be given although no lease names them.
+    shares_per_gpu
+        Into how many shares a GPU is divided; 0 offers none.
     notice
         A sentence shown above the choices.
     """
     previous = previous or {}
-    owners = _Owners(
-        mine=frozenset(uuid for lease in leases if lease.user == user for uuid in lease.gpus),
-        others=frozenset(withheld) | frozenset(uuid for lease in leases if lease.user != user for uuid in lease.gpus),
-    )
-    tiles = tuple(_tile(gpu, owners) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index))
-    free = sum(tile.state == "free" for tile in tiles)
-    total = sum(tile.state != "mig" for tile in tiles)
-    held = len(owners.mine)
+    tiles = gpu_tiles(node, leases, user=user, withheld=withheld, shares_per_gpu=shares_per_gpu)
+    held = gpus_held(user, leases)
     return SpawnView(
         variants=_variant_cards(variants, built, entitlement.role, node, previous),
-        gpu_choices=_gpu_choices(entitlement, free, total, held, previous),
+        gpu_choices=gpu_choices(entitlement, tiles, shares_per_gpu, held, previous),
         memory_choices=_memory_choices(entitlement, previous),
         tiles=tiles,
-        free=free,
-        total=total,
+        free=sum(tile.state == "free" for tile in tiles),
+        total=sum(tile.whole for tile in tiles),
         held=held,
+        shares_per_gpu=shares_per_gpu,
         entitlement=entitlement,
         node=node,
         notice=notice,
     )
-
-
-def _tile(gpu: GPU, owners: _Owners) -> GPUTile:
-    slices = tuple(
-        SliceTile(profile=part.profile, memory_bytes=part.memory_bytes, state=owners.state(part.uuid))
-        for part in gpu.mig
-    )
-    if gpu.unhealthy:
-        state = "unhealthy"
-    elif gpu.mig_enabled:
-        state = "mig"
-    else:
-        state = owners.state(gpu.uuid)
-    return GPUTile(gpu=gpu, state=state, slices=slices)
 
 
 def _variant_cards(
@@ -209,33 +157,6 @@ def _why_not(variant: Variant, built: Mapping[str, str], node: Node) -> Refusal 
         return Refusal.of(Code.NO_GPUS, asked=1, exist=0)
     misfits = [runs_on(variant, node.driver, gpu.compute_capability) for gpu in node.gpus]
     return None if None in misfits else misfits[0]
-
-
-def _gpu_choices(
-    entitlement: Entitlement, free: int, total: int, held: int, previous: Mapping[str, object]
-) -> tuple[GPUChoice, ...]:
-    reasons: dict[int, str] = {}
-    if Mode.NONE in entitlement.modes:
-        reasons[0] = ""
-    if Mode.EXCLUSIVE in entitlement.modes:
-        for count in range(1, entitlement.gpus + 1):
-            reasons[count] = _gpu_reason(count, entitlement.gpus, free, total, held)
-    before = str(previous.get("gpus", "none")).replace("none", "0")
-    possible = [count for count, reason in reasons.items() if not reason]
-    wanted = [count for count in possible if str(count) == before]
-    chosen = next(iter(wanted + possible), -1)
-    return tuple(
-        GPUChoice(value=str(count) if count else "none", gpus=count, reason=reason, chosen=count == chosen)
-        for count, reason in reasons.items()
-    )
-
-
-def _gpu_reason(count: int, allowed: int, free: int, total: int, held: int) -> str:
-    if count > total:
-        return "gpu_missing"
-    if count + held > allowed:
-        return "gpu_held"
-    return "gpu_leased" if count > free else ""
 
 
 def _memory_choices(entitlement: Entitlement, previous: Mapping[str, object]) -> tuple[MemoryChoice, ...]:
@@ -279,6 +200,13 @@ class _Texts:
 
     def count(self, stem: str, number: float) -> str:
         return self.say(f"{stem}_one" if number == 1 else f"{stem}_many", n=f"{number:g}")
+
+    def choice(self, choice: GPUChoice) -> str:
+        if choice.mode is Mode.EXCLUSIVE:
+            return self.count("gpu", choice.count)
+        if choice.mode is Mode.MIG:
+            return self.say("mig_any" if not choice.profile else "mig_one", profile=choice.profile)
+        return self.say("share" if choice.mode is Mode.SHARED else "gpu_none")
 
     def time(self, seconds: int) -> str:
         """A length of time in its largest whole unit, rounded down to minutes."""

@@ -16,8 +16,24 @@ from jupyterhub._data import DATA_FILES_PATH
 from spawner import pages
 from spawner.core.catalog import Base, Catalog
 from spawner.core.limits import ContainerDefaults, limits_for
-from spawner.core.model import GIB, GPU, Code, Entitlement, Lease, Limits, MIGInstance, Mode, Node, Refusal, Variant
+from spawner.core.model import (
+    GIB,
+    GPU,
+    Claim,
+    Code,
+    Entitlement,
+    Lease,
+    Limits,
+    MIGInstance,
+    Mode,
+    Node,
+    Placement,
+    PlacementRules,
+    Refusal,
+    Variant,
+)
 from spawner.core.options import Choice, check_choice, from_form, parse_choice
+from spawner.core.policy import place
 from spawner.form import SpawnView, render_form, render_refusal, spawn_view
 from spawner.messages import Language
 
@@ -37,6 +53,7 @@ STUDENT = Entitlement(
     idle_s=5400,
 )
 RESEARCHER = replace(STUDENT, role="researcher", gpus=2)
+TEACHER = replace(STUDENT, role="teacher", gpus=2, modes=(Mode.EXCLUSIVE, Mode.MIG, Mode.SHARED, Mode.NONE))
 
 
 def gpu(index: int, **more: Any) -> GPU:
@@ -52,7 +69,7 @@ SLICES = (
 NODE = Node(name="node-1", gpus=(gpu(0), gpu(1), gpu(2), gpu(3, mig_enabled=True, mig=SLICES)), driver="580.65")
 
 
-def lease(user: str, *uuids: str) -> Lease:
+def lease(user: str, *uuids: str, mode: Mode = Mode.EXCLUSIVE) -> Lease:
     then = datetime(2026, 1, 1, tzinfo=UTC)
     return Lease(
         id=f"{user}-{'-'.join(uuids)}",
@@ -63,12 +80,16 @@ def lease(user: str, *uuids: str) -> Lease:
         variant="cpu",
         image="sha256:1",
         gpus=uuids,
-        mode=Mode.EXCLUSIVE,
+        mode=mode,
         memory_bytes=GIB,
         cpus=1.0,
         granted=then,
         expires=then,
     )
+
+
+def share(user: str, uuid: str) -> Lease:
+    return lease(user, uuid, mode=Mode.SHARED)
 
 
 def view(
@@ -193,6 +214,162 @@ def test_gpu_choice_that_cannot_be_had_names_its_reason(node: Node, leases: tupl
     assert "Cannot be chosen" in Page(render_form(seen, "en")).words
 
 
+def numbers(seen: SpawnView) -> dict[str, tuple[int, int, str]]:
+    return {choice.value: (choice.free, choice.total, choice.reason) for choice in seen.gpu_choices}
+
+
+@pytest.mark.parametrize(
+    ("modes", "shares", "values"),
+    [
+        pytest.param((Mode.NONE,), 2, ["none"], id="none"),
+        pytest.param((Mode.MIG, Mode.NONE), 2, ["none", "mig:1g.10gb", "mig:3g.40gb"], id="each-profile"),
+        pytest.param((Mode.SHARED,), 2, ["shared"], id="shared"),
+        pytest.param((Mode.SHARED, Mode.NONE), 0, ["none"], id="no-shares-set"),
+        pytest.param(TEACHER.modes, 2, ["none", "1", "2", "mig:1g.10gb", "mig:3g.40gb", "shared"], id="all"),
+    ],
+)
+def test_choices_are_those_of_the_modes_of_the_role(modes: tuple[Mode, ...], shares: int, values: list[str]) -> None:
+    assert list(numbers(view(replace(TEACHER, modes=modes), shares_per_gpu=shares))) == values
+
+
+@pytest.mark.parametrize(
+    ("leases", "more", "expected"),
+    [
+        pytest.param((), {}, ((3, 3), (1, 1), (6, 6)), id="nothing-leased"),
+        pytest.param((lease("you", "GPU-0"),), {}, ((2, 3), (1, 1), (4, 6)), id="exclusive-offers-no-share"),
+        pytest.param((share("you", "GPU-0"),), {}, ((2, 3), (1, 1), (5, 6)), id="a-shared-gpu-is-not-whole"),
+        pytest.param((share("you", "GPU-0"), share("they", "GPU-0")), {}, ((2, 3), (1, 1), (4, 6)), id="full"),
+        pytest.param(
+            tuple(share(user, "GPU-0") for user in "abc"), {}, ((2, 3), (1, 1), (4, 6)), id="more-shares-than-now-set"
+        ),
+        pytest.param(
+            (share("a", "GPU-0"), lease("b", "GPU-0")), {}, ((2, 3), (1, 1), (4, 6)), id="conflict-offers-nothing"
+        ),
+        pytest.param((lease("you", "MIG-0"),), {}, ((3, 3), (0, 1), (6, 6)), id="instance-leased"),
+        pytest.param((lease("you", "GPU-3"),), {}, ((3, 3), (0, 1), (6, 6)), id="parent-leased"),
+        pytest.param((), {"withheld": ("GPU-1", "MIG-0")}, ((2, 3), (0, 1), (4, 6)), id="withheld"),
+        pytest.param((), {"withheld": ("GPU-3",)}, ((3, 3), (0, 1), (6, 6)), id="parent-withheld"),
+        pytest.param(
+            (share("you", "GPU-1"),), {"withheld": ("GPU-1",)}, ((2, 3), (1, 1), (4, 6)), id="shared-and-withheld"
+        ),
+        pytest.param(
+            (),
+            {"node": replace(NODE, gpus=(gpu(0, unhealthy="Xid 79"), gpu(1), gpu(2), *NODE.gpus[3:]))},
+            ((2, 3), (1, 1), (4, 6)),
+            id="unhealthy",
+        ),
+        pytest.param(
+            (),
+            {"node": replace(NODE, gpus=(*NODE.gpus[:3], replace(NODE.gpus[3], unhealthy="Xid 79")))},
+            ((3, 3), (0, 1), (6, 6)),
+            id="unhealthy-parent-is-no-whole-gpu",
+        ),
+    ],
+)
+def test_free_and_total_count_what_the_choice_is_about(
+    leases: tuple[Lease, ...], more: dict[str, Any], expected: tuple[tuple[int, int], ...]
+) -> None:
+    seen = numbers(view(TEACHER, leases=leases, shares_per_gpu=2, **more))
+    assert tuple(seen[value][:2] for value in ("1", "mig:3g.40gb", "shared")) == expected
+
+
+@pytest.mark.parametrize(
+    ("leases", "more", "reasons"),
+    [
+        pytest.param((), {}, ["", "", "", ""], id="all-free"),
+        pytest.param(
+            tuple(lease("you", item) for item in ("GPU-0", "GPU-1", "GPU-2", "MIG-0")),
+            {},
+            ["gpu_leased", "", "gpu_leased", "gpu_leased"],
+            id="leased-by-others",
+        ),
+        pytest.param(
+            (share("me", "GPU-0"), share("me", "GPU-0")), {}, ["gpu_held"] * 4, id="two-shares-of-one-gpu-count-as-two"
+        ),
+        pytest.param((lease("me", "MIG-1"), share("me", "GPU-0")), {}, ["gpu_held"] * 4, id="own-other-servers"),
+    ],
+)
+def test_instances_and_shares_that_cannot_be_had_name_their_reason(
+    leases: tuple[Lease, ...], more: dict[str, Any], reasons: list[str]
+) -> None:
+    seen = numbers(view(TEACHER, leases=leases, shares_per_gpu=2, **more))
+    assert [seen[value][2] for value in ("1", "mig:1g.10gb", "mig:3g.40gb", "shared")] == reasons
+
+
+def test_node_without_gpus_says_so_for_every_mode_and_offers_none() -> None:
+    seen = view(TEACHER, Node(name="n"), shares_per_gpu=2)
+    assert {value: reason for value, (_, _, reason) in numbers(seen).items()} == {
+        "none": "",
+        "1": "gpu_missing",
+        "2": "gpu_missing",
+        "mig": "mig_missing",
+        "shared": "share_missing",
+    }
+    page = Page(render_form(seen, "en"))
+    assert offered(page, "gpus") == ["none"]
+    assert "this machine has no MIG instance" in page.words
+
+
+def test_choice_without_a_gpu_stays_whatever_the_other_servers_hold() -> None:
+    held = tuple(lease("me", item) for item in ("GPU-0", "GPU-1", "GPU-2"))
+    assert numbers(view(leases=held))["none"] == (0, 0, "")
+
+
+def test_words_of_an_instance_and_of_a_share_say_numbers_memory_and_what_is_not_isolated() -> None:
+    words = Page(render_form(view(TEACHER, leases=(share("you", "GPU-0"),), shares_per_gpu=2), "en")).words
+    for part in (
+        "1 MIG instance 3g.40gb 1 of 1 free, 40 GiB of GPU memory",
+        "A share of a GPU 1 of 2 shares of a GPU; 5 of 6 shares free",
+        "Not isolated: others on the same GPU can use up its memory and slow you down.",
+        "shared, 1 of 2 taken",
+    ):
+        assert part in words
+    assert "ot isolated" not in Page(render_form(view(RESEARCHER, shares_per_gpu=2), "en")).words
+
+
+@pytest.mark.parametrize(
+    ("leases", "shares", "states"),
+    [
+        pytest.param((share("me", "GPU-0"), share("you", "GPU-1")), 2, ["shared_yours", "shared"], id="shared"),
+        pytest.param((share("me", "GPU-0"), share("you", "GPU-1")), 0, ["yours", "leased"], id="no-shares-any-more"),
+        pytest.param((share("you", "GPU-0"), lease("they", "GPU-0")), 2, ["leased", "free"], id="conflict"),
+    ],
+)
+def test_picture_shows_shared_gpus_as_shared(leases: tuple[Lease, ...], shares: int, states: list[str]) -> None:
+    seen = view(TEACHER, leases=leases, shares_per_gpu=shares)
+    assert [tile.state for tile in seen.tiles[:2]] == states
+    for language in ("en", "zh"):
+        assert render_form(seen, language)
+
+
+def test_picture_shows_withheld_instances_as_out_of_use_and_not_as_leased() -> None:
+    seen = view(TEACHER, leases=(lease("you", "MIG-1"),), withheld=("MIG-0",))
+    assert [part.state for part in seen.tiles[3].slices] == ["unhealthy", "leased"]
+    assert "3g.40gb out of use" in Page(render_form(seen, "en")).words
+
+
+def test_share_that_names_an_instance_breaks_no_page() -> None:
+    odd = view(TEACHER, leases=(share("you", "MIG-0"),), shares_per_gpu=2)
+    assert [part.state for part in odd.tiles[3].slices] == ["leased", "free"]
+    assert render_form(odd, "en")
+
+
+@pytest.mark.parametrize(
+    ("previous", "chosen"),
+    [
+        pytest.param({"mode": "mig", "gpus": 1, "profile": "3g.40gb"}, "mig:3g.40gb", id="profile"),
+        pytest.param({"mode": "mig"}, "mig:1g.10gb", id="any-instance"),
+        pytest.param({"mode": "mig", "gpus": 1, "profile": "7g.80gb"}, "none", id="profile-is-gone"),
+        pytest.param({"mode": "mig", "gpus": 1, "profile": ["x"]}, "none", id="nonsense"),
+        pytest.param({"mode": "shared", "gpus": 1}, "shared", id="shared"),
+        pytest.param({"mode": "exclusive", "gpus": 1}, "1", id="exclusive"),
+    ],
+)
+def test_previous_mode_is_chosen_again(previous: dict[str, object], chosen: str) -> None:
+    page = Page(render_form(view(TEACHER, previous=previous, shares_per_gpu=2), "en"))
+    assert checked(page, "gpus") == [chosen]
+
+
 def test_picture_tells_own_leases_from_others_and_says_no_names() -> None:
     seen = view(leases=(lease("me", "GPU-0"), lease("secret-name", "GPU-1", "MIG-1")))
     assert [tile.state for tile in seen.tiles] == ["yours", "leased", "free", "mig"]
@@ -226,24 +403,48 @@ def test_previous_choice_is_chosen_again_where_it_is_still_offered(
     assert (*checked(page, "variant"), *checked(page, "gpus"), *memory) == chosen
 
 
-def test_everything_offered_is_accepted_by_the_rules_that_judge_it() -> None:
-    page = Page(render_form(view(RESEARCHER), "en"))
+def test_everything_offered_is_accepted_by_the_rules_that_judge_it_and_chosen_again() -> None:
+    unnamed = MIGInstance(uuid="MIG-2", profile="", memory_bytes=GIB)
+    media = MIGInstance(uuid="MIG-3", profile="1g.10gb+me", memory_bytes=10 * GIB)
+    split = gpu(3, mig_enabled=True, mig=(*SLICES, unnamed, media))
+    node = replace(NODE, gpus=(*NODE.gpus[:3], split), memory_bytes=512 * GIB, cpus=64.0)
+    page = Page(render_form(view(TEACHER, node, shares_per_gpu=2), "en"))
     catalog = Catalog(base=Base(image="x", suite="s"), variants=(CPU, PLAIN, CUDA, STAFF), folders=())
     defaults = ContainerDefaults(pids=1, shm_bytes=1, tmp_bytes=1, tmp_inodes=1, nofile=1)
+    rules = PlacementRules(shares_per_gpu=2)
+    modes = set()
     for variant in offered(page, "variant"):
         for gpus in offered(page, "gpus"):
             for memory, _ in options(page):
-                choice = parse_choice(
-                    from_form({"variant": [variant], "gpus": [gpus], "memory": [memory]}), default_variant="cpu"
-                )
+                raw = from_form({"variant": [variant], "gpus": [gpus], "memory": [memory]})
+                choice = parse_choice(raw, default_variant="cpu")
                 assert isinstance(choice, Choice)
-                assert isinstance(check_choice(choice, catalog, RESEARCHER, ["researcher"]), Variant)
-                assert isinstance(limits_for(RESEARCHER, choice.memory_bytes, defaults), Limits)
+                found = check_choice(choice, catalog, TEACHER, ["teacher"])
+                assert isinstance(found, Variant)
+                limits = limits_for(TEACHER, choice.memory_bytes, defaults)
+                assert isinstance(limits, Limits)
+                claim = Claim(
+                    user="me",
+                    server="",
+                    variant=found,
+                    mode=choice.mode,
+                    gpus=choice.gpus,
+                    limits=limits,
+                    entitlement=TEACHER,
+                    profile=choice.profile,
+                )
+                then = datetime(2026, 1, 1, tzinfo=UTC)
+                assert isinstance(place(claim, [node], [], then, rules=rules), Placement)
+                again = view(TEACHER, node, previous=raw, shares_per_gpu=2)
+                assert [item.value for item in again.gpu_choices if item.chosen] == [gpus]
+                modes.add((choice.mode, choice.profile))
+    assert {mode for mode, _ in modes} == set(Mode)
+    assert {profile for _, profile in modes} == {"", "1g.10gb", "1g.10gb+me", "3g.40gb"}
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_html_nests_and_every_control_has_a_label(language: Language) -> None:
-    page = Page(render_form(view(RESEARCHER, leases=(lease("you", "GPU-0"),), notice="Hello"), language))
+    page = Page(render_form(view(TEACHER, leases=(lease("you", "GPU-0"),), notice="Hello", shares_per_gpu=2), language))
     assert page.open == []
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))

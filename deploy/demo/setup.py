@@ -207,7 +207,7 @@ admin_groups = ["hub-admins"]
 [roles.student]
 groups = ["students"]
 gpus = 1
-modes = ["exclusive", "none"]
+modes = ["exclusive", "mig", "none"]
 memory = "4G"
 default_memory = "1G"
 cpus = 1
@@ -217,7 +217,7 @@ idle = "1h"
 [roles.teacher]
 groups = ["teachers"]
 gpus = 1
-modes = ["exclusive", "none"]
+modes = ["exclusive", "mig", "shared", "none"]
 memory = "8G"
 default_memory = "2G"
 cpus = 2
@@ -227,7 +227,7 @@ idle = "2h"
 [roles.researcher]
 groups = ["researchers"]
 gpus = 2
-modes = ["exclusive", "none"]
+modes = ["exclusive", "shared", "none"]
 memory = "16G"
 default_memory = "2G"
 cpus = 2
@@ -242,11 +242,12 @@ root = {q(str(state / "homes"))}
 
 def _gpus_text(gpus: SimulatedGPUs | None) -> str:
     if gpus is None:
-        return '[gpus]\ninventory = "nvml"\ninjection = "nvidia"\n'
+        return '[gpus]\ninventory = "nvml"\ninjection = "nvidia"\nshares_per_gpu = 2\n'
     files = "\n".join(f"{json.dumps(host)} = {json.dumps(inside)}" for host, inside in gpus.files.items())
     return f"""[gpus]
 inventory = "nvml"
 injection = "nodes"
+shares_per_gpu = 2
 simulated = true
 library = {json.dumps(str(gpus.library))}
 device_dir = {json.dumps(str(gpus.device_dir))}

@@ -46,9 +46,12 @@ def test_secrets_and_accounts_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_the_settings_are_the_ones_the_demo_promises(tmp_path: Path) -> None:
     demo = prepare(tmp_path)
     settings = load(demo.settings)
-    student, researcher = settings.roles["student"], settings.roles["researcher"]
+    student, teacher, researcher = (settings.roles[name] for name in ("student", "teacher", "researcher"))
     assert (student.gpus, student.memory, student.default_memory, student.cpus) == (1, 4 << 30, 1 << 30, 1)
-    assert student.modes == (Mode.EXCLUSIVE, Mode.NONE)
+    assert student.modes == (Mode.EXCLUSIVE, Mode.MIG, Mode.NONE)
+    assert teacher.modes == (Mode.EXCLUSIVE, Mode.MIG, Mode.SHARED, Mode.NONE)
+    assert researcher.modes == (Mode.EXCLUSIVE, Mode.SHARED, Mode.NONE)
+    assert settings.gpus.shares_per_gpu == 2
     assert (researcher.gpus, researcher.memory) == (2, 16 << 30)
     assert settings.hub.public_url == "http://localhost:8000"
     assert settings.hub.hub_port == 8081
@@ -172,4 +175,4 @@ def test_a_real_gpu_goes_by_nvidias_hook_and_is_not_called_simulated(tmp_path: P
     path = tmp_path / "settings.toml"
     path.write_text(settings_text(tmp_path, Ports(), None), encoding="utf-8")
     gpus = load(path).gpus
-    assert (gpus.injection, gpus.simulated, gpus.files) == ("nvidia", False, {})
+    assert (gpus.injection, gpus.simulated, gpus.files, gpus.shares_per_gpu) == ("nvidia", False, {}, 2)
