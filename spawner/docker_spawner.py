@@ -105,7 +105,7 @@ class GPUDockerSpawner(DockerSpawner):
             shared.catalog.variants,
             built,
             entitlement,
-            shared.watch.shown(),
+            shared.shown(),
             ledger.leases,
             previous=self._accepted,
             user=self.user.name,

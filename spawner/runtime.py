@@ -16,6 +16,7 @@ from spawner.arbiter import Arbiter
 from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
+from spawner.core import regrant
 from spawner.core.ledger import foreign_labels
 from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Variant
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
@@ -111,6 +112,12 @@ class Runtime:
     async def settled(self, uuids: Collection[str] | None = None) -> None:
         """Wait a moment until GPUs that were just given back can be given out again; see Watch."""
         await self.watch.settled(uuids)
+
+    def shown(self) -> Node:
+        """The machine as people are shown it: what is withheld or closed is out of service, with the reason."""
+        node, closed = self.watch.shown(), self.cordons.closed
+        targets = closed.union(gpu.uuid for gpu in node.gpus) if node.name in closed else closed
+        return regrant.out_of_service(node, dict.fromkeys(targets, "closed by the operator"))
 
     def repair_history(self) -> None:
         """Fill in what the history lacks, once the engine has answered."""
