@@ -26,7 +26,8 @@ from spawner.core.options import check_choice, from_form, parse_choice
 from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
-from spawner.messages import Language, Phase, ended, notice, phase
+from spawner.messages import Language, Phase, ended, notice
+from spawner.progress import Progress
 from spawner.refusals import NOT_DONE, died, refusal_for, said
 from spawner.runtime import Runtime
 from spawner.storage import write_identity
@@ -36,7 +37,6 @@ __all__ = ["GPUDockerSpawner"]
 T = TypeVar("T")
 PORT_STEP_S = 0.05
 _ANSWERED = frozenset(range(200, 500))  # any answer of the server itself; 5xx may be somebody else's
-_STEPS = {Phase.CHECKED: 10, Phase.HOME: 20, Phase.PLACED: 30, Phase.CREATED: 50, Phase.STARTED: 60, Phase.ANSWERS: 95}
 
 
 class GPUDockerSpawner(DockerSpawner):
@@ -53,8 +53,7 @@ class GPUDockerSpawner(DockerSpawner):
         self._injected = Injected()
         self._restored = False
         self._accepted: dict[str, Any] = dict(self.user_options or {})
-        self._told: list[tuple[int, str]] = []
-        self._news = asyncio.Event()
+        self._progress = Progress()
 
     # -- what is fixed here, as values of the parent's traits ------------------------------------------------------
 
@@ -375,24 +374,16 @@ class GPUDockerSpawner(DockerSpawner):
             shared.arbiter.abandon(self.lease_id)
         self.lease_id = self.object_id = ""
         self._restored = False
-        self._told.clear()
+        self._progress.clear()
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
     def _tell(self, step: Phase, **values: str | int | float) -> None:
-        language = runtime.current().settings.hub.language
-        self._told.append((_STEPS[step], phase(step, language, **values)))
-        self._news.set()
+        self._progress.tell(step, self._language(), **values)
 
-    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+    def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Give the steps of the start as they happen."""
-        seen = 0
-        while True:
-            for percent, text in self._told[seen:]:
-                yield {"progress": percent, "message": text}
-            seen = len(self._told)
-            self._news.clear()
-            await self._news.wait()
+        return self._progress.events()
 
     @property
     def notices(self) -> list[str]:

@@ -34,9 +34,7 @@ class Account:
 
 ACCOUNTS = (
     Account(login="student", name="Sam Student", groups=("students",), may="1 GPU or MIG instance, up to 4 GiB"),
-    Account(
-        login="teacher", name="Tess Teacher", groups=("teachers",), may="1 GPU, MIG instance or share, up to 8 GiB"
-    ),
+    Account(login="teacher", name="Tess Teacher", groups=("teachers",), may="1 GPU, instance or share, up to 8 GiB"),
     Account(login="researcher", name="Robin Researcher", groups=("researchers",), may="2 GPUs or shares, up to 16 GiB"),
     Account(
         login="admin", name="Alex Admin", groups=("hub-admins", "researchers"), may="as a researcher; runs the hub"
