@@ -102,6 +102,8 @@ class PrivateEngine:
         with suppress(OSError, ValueError):
             os.kill(int(containerd.read_text()), signal.SIGKILL)
         containerd.unlink(missing_ok=True)
+        # an engine mounts its data on itself and only a clean end takes that away
+        subprocess.run(["umount", str(self._data / "data")], check=False, capture_output=True)
         self._launch()
 
     def wait(self) -> None:
