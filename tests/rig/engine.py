@@ -102,8 +102,6 @@ class PrivateEngine:
         with suppress(OSError, ValueError):
             os.kill(int(containerd.read_text()), signal.SIGKILL)
         containerd.unlink(missing_ok=True)
-        # an engine mounts its data on itself and only a clean end takes that away
-        subprocess.run(["umount", str(self._data / "data")], check=False, capture_output=True)
         self._launch()
 
     def wait(self) -> None:
@@ -142,6 +140,8 @@ class PrivateEngine:
             if self._client is not None:
                 self._client.close()
             self._terminate()
+            # an engine mounts its data on itself, and after a crash nobody takes that away
+            subprocess.run(["umount", str(self._data / "data")], check=False, capture_output=True)
             shutil.rmtree(self._run, ignore_errors=True)
             self._lock.close()
 
