@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from dockerspawner import DockerSpawner
-from jupyterhub.spawner import SpawnException
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from traitlets import default
 
@@ -26,7 +25,7 @@ from spawner.core.options import check_choice, from_form, parse_choice
 from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
-from spawner.messages import Phase, ended, phase, sentence
+from spawner.messages import Phase, ended, phase
 from spawner.refusals import NOT_DONE, died, said
 from spawner.runtime import Runtime
 from spawner.storage import write_identity
@@ -115,7 +114,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     def options_from_query(self, query_data: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the hub's signature
         """Refuse: a link must never start anything, least of all a GPU."""
-        raise SpawnException(sentence(Refusal.of(Code.NOT_CHOSEN)), reason=Code.NOT_CHOSEN.value)
+        raise said(Refused(Refusal.of(Code.NOT_CHOSEN)), "en")
 
     async def choose(self, user_options: dict[str, Any]) -> None:
         """Validate the choice and keep it for `start`; a refused one is not remembered."""

@@ -32,9 +32,16 @@ def said(error: Exception, language: Language) -> SpawnException:
     else:
         refusal = Refusal.of(Code.ENGINE_UNKNOWN)
     text = sentence(refusal, language)
-    return SpawnException(text, reason=refusal.code.value, status_code=_STATUS.get(refusal.code, 400))
+    return _exception(text, refusal.code.value, _STATUS.get(refusal.code, 400))
 
 
 def died(end: End, language: Language) -> SpawnException:
     """Say that a server ended while somebody waited for it, and why."""
-    return SpawnException(ended(end, language), reason=end.code.value, status_code=500)
+    return _exception(ended(end, language), end.code.value, 500)
+
+
+def _exception(text: str, reason: str, status: int) -> SpawnException:
+    """Build the one exception whose words reach people; the hub looks for them in an attribute of its own."""
+    error = SpawnException(text, reason=reason, status_code=status)
+    error.jupyterhub_message = text
+    return error

@@ -157,7 +157,7 @@ def current_or_none() -> Runtime | None:
 
 
 def prepare(settings: Settings) -> None:
-    """Make engine and process ready before the hub starts; SystemExit in one line where the engine can never serve us."""
+    """Make engine and process ready before the hub starts; SystemExit in one line where it can never serve us."""
     logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
     network = settings.network
     try:

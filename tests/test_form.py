@@ -331,6 +331,14 @@ def test_refused_start_says_its_reason_on_the_spawn_page() -> None:
     assert "<b>form</b>" in html
 
 
+@pytest.mark.parametrize(
+    "message", ["Only (you): hold 9.", "400 SpawnException(reason=gpu-entitlement): Only (you): hold 9."]
+)
+def test_refusal_is_shown_without_the_name_of_an_exception(message: str) -> None:
+    html = hub_page("spawn.html", spawner_options_form="", error_message=message, url="/hub/spawn")
+    assert "<p>Only (you): hold 9.</p>" in html
+
+
 def test_failed_start_says_its_reason_even_where_the_hub_hands_over_only_the_exception() -> None:
     class RefusedError(Exception):
         message = "All 3 GPUs are leased."

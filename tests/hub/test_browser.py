@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -111,7 +112,7 @@ def start(visit: Visit, lab: str) -> None:
     """Press Start and wait for JupyterLab's address, then for JupyterLab."""
     visit.page.get_by_role("button", name="Start", exact=True).click()
     visit.page.wait_for_url("**/spawn-pending/**")
-    visit.shot("03-starting")
+    visit.shot("04-starting")
     visit.page.wait_for_url(f"{lab}**", timeout=START_MS, wait_until="commit")
     expect(visit.page.locator("#jp-top-panel")).to_be_visible(timeout=START_MS)
 
@@ -127,12 +128,17 @@ def run_cell(visit: Visit, code: str) -> dict[str, Any]:
     """Open a notebook from the launcher, run one cell, and read the object it prints."""
     page = visit.page
     page.locator(".jp-LauncherCard[data-category=Notebook]").first.click(timeout=START_MS)
-    # A cell that is run before the kernel is connected is dropped without a word.
     expect(page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first).to_be_visible(timeout=START_MS)
     editor = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
     editor.click()
     page.keyboard.insert_text(code)  # as pasted: typed keys would close brackets twice
-    page.keyboard.press("Control+Enter")
+    # JupyterLab shows "idle" before the kernel is connected, and drops a cell that is run then without a word.
+    ran = page.locator(".jp-CodeCell .jp-InputPrompt").filter(has_text=re.compile(r"\[[*\d]")).first
+    for _ in range(20):
+        editor.press("Control+Enter")
+        with suppress(AssertionError):
+            expect(ran).to_be_visible(timeout=2000)
+            break
     output = page.locator(".jp-CodeCell .jp-OutputArea-output").filter(has_text=re.compile("END|Error")).first
     expect(output).to_be_visible(timeout=START_MS)
     text = output.text_content() or ""
@@ -152,19 +158,27 @@ def test_person_signs_in_starts_computes_and_finds_the_file_after_a_restart(demo
     expect(page.locator("[data-gpucampus=simulated]")).to_be_visible()
     expect(page.locator("input[name=gpus]")).to_have_count(1 + role.gpus)
     expect(page.locator("[data-gpu]")).to_have_count(4)
+
+    page.locator("#gc-gpus-1").evaluate("field => { field.value = '9' }")
+    page.locator("input[name=gpus][value='9']").check()
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_role("alert").get_by_text(re.compile("^You asked for 9 GPU"))).to_be_visible()
+    expect(page.locator("#gc-gpus-none")).to_be_checked()  # the refused choice is not remembered
+    visit.shot("02-refused")
+
     page.locator("#gc-variant-cpu").check()
     page.locator("#gc-gpus-1").check()
     page.locator("#gc-memory").select_option("2G")
-    visit.shot("02-choose")
+    visit.shot("03-choose")
     start(visit, lab)
     said = "\n".join(line for line in visit.progress if line.startswith("progress: "))
     assert "Your choice is allowed" in said
     assert "You hold 1 GPU" in said
-    visit.shot("04-jupyterlab")
+    visit.shot("05-jupyterlab")
 
     token = f"written by the first server {os.urandom(8).hex()}"
     found = run_cell(visit, LOOK_AROUND.replace("TOKEN", token))
-    visit.shot("05-cell")
+    visit.shot("06-cell")
     assert len([node for node in found["nodes"] if re.fullmatch(r"/dev/nvidia\d+", node)]) == 1
     assert len(found["uuids"]) == 1
     assert found["uuids"][0].startswith("GPU-")
@@ -174,7 +188,7 @@ def test_person_signs_in_starts_computes_and_finds_the_file_after_a_restart(demo
     assert found["pids"] == [str(settings.containers.pids)]
 
     stop(visit, demo_hub.url)
-    visit.shot("06-stopped")
+    visit.shot("07-stopped")
     page.get_by_role("button", name="Start My Server").click()
     expect(page.locator("#gc-variant-cpu")).to_be_checked()
     expect(page.locator("#gc-gpus-1")).to_be_checked()
@@ -182,5 +196,5 @@ def test_person_signs_in_starts_computes_and_finds_the_file_after_a_restart(demo
     start(visit, lab)
     page.goto(f"{lab}/tree/first-light.txt?reset")
     expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text(token, timeout=START_MS)
-    visit.shot("07-file-is-there")
+    visit.shot("08-file-is-there")
     stop(visit, demo_hub.url)
