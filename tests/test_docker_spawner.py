@@ -49,3 +49,4 @@ async def test_a_stop_that_the_engine_does_not_finish_ends_for_its_person_and_is
 def test_a_start_that_failed_is_said_with_its_code(error, code, status):
     told = said(error, "en")
     assert (told.reason, told.status_code) == (code.value, status)
+    assert told.jupyterhub_message, "the words reach people by this attribute"

@@ -140,6 +140,8 @@ class PrivateEngine:
             if self._client is not None:
                 self._client.close()
             self._terminate()
+            # an engine mounts its data on itself, and after a crash nobody takes that away
+            subprocess.run(["umount", str(self._data / "data")], check=False, capture_output=True)
             shutil.rmtree(self._run, ignore_errors=True)
             self._lock.close()
 
