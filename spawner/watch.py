@@ -83,9 +83,13 @@ class Watch:
     @property
     def node(self) -> Node:
         """The machine as placement sees it: GPUs that vanished are unhealthy, foreign processes are counted."""
+        if self._found is None:
+            return Node(name="", simulated=self.settings.simulated)
         owners = self._owners()
-        node = self._found or nvml.bare_machine(self.settings, self.node_name)
-        return regrant.with_missing(regrant.with_foreign(node, self._foreign(owners)), owners)
+        if self._found is None:  # the machine may serve without GPUs until somebody can tell of them
+            return nvml.bare_machine(self.settings, self.node_name)
+        owners = self._owners()
+        return regrant.with_missing(regrant.with_foreign(self._found, self._foreign(owners)), owners)
 
     def shown(self) -> Node:
         """The machine as people are shown it: what is withheld is out of service, with the reason."""

@@ -275,6 +275,13 @@ async def test_a_gpu_that_vanishes_keeps_its_lease_and_stays_as_unhealthy_even_o
     assert [item.gpus for item in rebuild(site.cache).leases] == [held.gpus]
 
 
+async def test_before_the_first_answer_there_is_a_machine_without_gpus_and_nothing_to_withhold(site):
+    site.run(1, "0")
+    edit(site.gpus, lambda text: f"init_error = 18\n{text}")
+    assert not await site.watch.read()
+    assert (site.watch.node.gpus, site.watch.withheld()) == ((), {})
+
+
 async def test_why_there_are_no_gpus_is_logged_once(site, caplog):
     (site.gpus.device_dir / "nvidiactl").unlink()
     await site.watch.read()

@@ -88,7 +88,7 @@ def test_a_gpu_that_tells_nothing_is_withheld():
 
 def test_a_gpu_in_use_is_not_in_quarantine():
     readings = {ONE.uuid: reading(ONE.uuid, process(42, "c1"), used=30 * GIB)}
-    assert quarantined(node(ONE), readings, {ONE.uuid}, {}, IDLE) == {}
+    assert quarantined(node(ONE), readings, {ONE.uuid}, {ONE.uuid: NOW - SECOND}, IDLE) == {}
 
 
 def test_a_share_that_ended_is_looked_after_while_others_go_on():
@@ -160,11 +160,11 @@ def test_both_holders_of_a_shared_gpu_are_at_home():
 
 def test_a_neighbour_s_process_on_an_instance_counts_on_that_instance_only():
     readings = {
-        SPLIT.uuid: reading(SPLIT.uuid, process(1, "ann"), process(2, "ann")),
+        SPLIT.uuid: reading(SPLIT.uuid, process(1, "ann"), process(2, "ann"), process(9)),
         LEFT: reading(LEFT, process(1, "ann")),
-        RIGHT: reading(RIGHT, process(2, "ann")),
+        RIGHT: reading(RIGHT, process(2, "ann"), process(9)),
     }
-    assert foreign(node(SPLIT), readings, {"ann": frozenset({LEFT})}) == {RIGHT: (2,)}
+    assert foreign(node(SPLIT), readings, {"ann": frozenset({LEFT})}) == {RIGHT: (2, 9)}
 
 
 def test_a_process_that_no_instance_shows_counts_on_the_gpu_unless_its_holder_has_a_part():
