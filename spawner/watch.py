@@ -83,9 +83,6 @@ class Watch:
     @property
     def node(self) -> Node:
         """The machine as placement sees it: GPUs that vanished are unhealthy, foreign processes are counted."""
-        if self._found is None:
-            return Node(name="", simulated=self.settings.simulated)
-        owners = self._owners()
         if self._found is None:  # the machine may serve without GPUs until somebody can tell of them
             return nvml.bare_machine(self.settings, self.node_name)
         owners = self._owners()
