@@ -10,7 +10,7 @@ from spawner.arbiter import Refused
 from spawner.core.model import Code, Refusal
 from spawner.docker_api import EngineFails, EngineRefuses, EngineSaysGone, EngineUnknown
 from spawner.docker_spawner import GPUDockerSpawner
-from spawner.refusals import said
+from spawner.refusals import refusal_for, said
 
 
 @pytest.mark.parametrize("error", [EngineUnknown("no answer"), EngineRefuses("409")], ids=["unknown", "refused"])
@@ -47,6 +47,6 @@ async def test_a_stop_that_the_engine_does_not_finish_ends_for_its_person_and_is
     ],
 )
 def test_a_start_that_failed_is_said_with_its_code(error, code, status):
-    told = said(error, "en")
+    told = said(refusal_for(error), "en")
     assert (told.reason, told.status_code) == (code.value, status)
     assert told.jupyterhub_message, "the words reach people by this attribute"
