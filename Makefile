@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
-NEEDS_ENGINE := docker or hub or browser or images or reliability
+MARKED := docker or hub or browser or images or gcc or reliability
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,7 +27,7 @@ test: test-core ## Run all tests; those of engine, hub and browser start a priva
 	@deploy/run test-tools
 	@$(BIN)/python -m deploy.node_packages
 	@$(BIN)/python -m deploy.build_images --fetch
-	$(BIN)/python -m pytest -m "($(NEEDS_ENGINE)) and not reliability"
+	$(BIN)/python -m pytest -m "($(MARKED)) and not reliability"
 
 test-cdi: test-packages ## Run the tests of CDI alone, on a Docker Engine that knows it (part of `make test`)
 	@deploy/run test-tools
@@ -40,8 +40,8 @@ reliability: test-packages ## Kill, cancel and starve a hub at every engine call
 bench: test-packages ## Measure placement: 64 machines of 8 GPUs, up to 10,000 claims waiting
 	$(BIN)/python -m tests.bench.bench_place
 
-test-core: test-packages ## Run the tests that need neither root nor Docker (under 30 s)
-	$(BIN)/python -m pytest -m "not ($(NEEDS_ENGINE))"
+test-core: test-packages ## Run the tests that need neither root nor Docker nor a compiler
+	@GPUCAMPUS_EXAMPLES=$${GPUCAMPUS_EXAMPLES:-quick} $(BIN)/python -m pytest -n auto -m "not ($(MARKED))"
 
 test-packages:
 	@deploy/run packages dev

@@ -16,6 +16,14 @@ STATE = Path(os.environ.get("GPUCAMPUS_TEST_STATE", ROOT / ".state")) / "test-en
 NEEDS_ENGINE = ("docker", "hub", "browser", "images", "reliability")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what compiles the stand-in driver library, so that unmarked tests need no compiler."""
+    for item in items:
+        if not {"plain_gpus", "own_gpus", "device_gpus"}.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.gcc)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Move into a network namespace before anything has started a thread, when a selected test needs an engine."""
     if session.config.option.collectonly:
