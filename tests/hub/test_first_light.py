@@ -99,6 +99,47 @@ def test_who_asked_for_no_gpu_sees_none(people, stopped):
     assert seen["visible"] == "void"
 
 
+MIG_SEEN = """
+import json, pynvml
+pynvml.nvmlInit()
+found = []
+for index in range(pynvml.nvmlDeviceGetCount()):
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+    for part in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            found.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, part)))
+        except pynvml.NVMLError_NotFound:
+            break
+print(json.dumps(found))
+"""
+
+
+def test_who_holds_a_mig_instance_sees_that_one_alone(people, stopped, demo_hub):
+    student, teacher = people["student"], people["teacher"]
+    for person in (student, teacher):
+        person.start({"variant": "cpu", "mode": "mig", "profile": "3g.20gb"})
+    seen = {person.name: json.loads(person.run("python3", "-c", MIG_SEEN)) for person in (student, teacher)}
+    assert {lease["user"]: lease["gpus"] for lease in leases(demo_hub)} == seen
+    assert [len(uuids) for uuids in seen.values()] == [1, 1]
+    assert seen["student"] != seen["teacher"]
+
+
+def test_shares_are_on_one_gpu_and_never_beside_an_exclusive_lease(people, stopped, demo_hub):
+    people["student"].start(ONE_GPU)
+    for name in ("teacher", "researcher"):
+        people[name].start({"variant": "cpu", "mode": "shared"})
+    held = {lease["user"]: lease["gpus"] for lease in leases(demo_hub)}
+    assert held["teacher"] == held["researcher"]
+    assert held["teacher"] != held["student"]
+    assert seen_by(people["teacher"])["uuids"] == held["teacher"]
+
+
+def test_a_mode_that_the_role_does_not_have_is_refused(people, stopped):
+    answer = people["student"].press_start({"variant": "cpu", "mode": "shared"})
+    assert answer.status_code == httpx.codes.BAD_REQUEST
+    assert "shared" in answer.json()["message"]
+
+
 def deep(levels: int) -> object:
     return [deep(levels - 1)] if levels else []
 
