@@ -30,7 +30,6 @@ LOG = logging.getLogger(__name__)
 TICK_S = 5.0
 RETIRE_LIMIT_S = 30.0  # so long a new start waits for what is left of the server's earlier life
 _RUNS = frozenset({"running", "paused", "restarting"})
-_ENDED = frozenset({"exited", "dead"})
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -233,7 +232,7 @@ class Arbiter:
                 continue
             if container.state == "created":
                 self.endings.discard(container)
-            elif container.state in _ENDED:
+            elif container.ended:
                 self.endings.bury(container)
         ledger = self.ledger()
         conflicts = {lease_id for conflict in ledger.conflicts for lease_id in conflict.leases}

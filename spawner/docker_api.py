@@ -58,7 +58,6 @@ PULSE_S = 15.0
 EVENTS_LIMIT_S = 60  # after so long without an event the stream is opened anew: a connection may be dead and not say so
 _ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
-_ENDED = frozenset({"exited", "dead"})
 _NEVER_SENT = ("ConnectionRefusedError", "FileNotFoundError")
 _EVENTS_KEPT = 1000
 
@@ -218,7 +217,7 @@ class Engine:
         self.cache.fresh = True
         self._listed.set()
         for container in self.cache:
-            if container.state in _ENDED:
+            if container.ended:
                 self._on_end(container)
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ class GPUDockerSpawner(DockerSpawner):
         await shared.arbiter.retire(claim.user, claim.server)
         await shared.cordons.refresh()
         if claim.gpus:
-            await shared.settled()
+            await shared.watch.settled()
         lease = shared.arbiter.reserve(claim, image=self._image)
         self.lease_id = lease.id
         self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"

@@ -30,7 +30,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 _PATIENCE = 4  # so many removals may be somebody else's before the lease counts as stuck
 _ENDS_KEPT = 1000
 _UNANSWERED = (EngineUnknown, EngineRefuses)
-_ENDED = frozenset({"exited", "dead"})
 
 
 class Endings:
@@ -70,7 +69,7 @@ class Endings:
         if container is None:
             return self._ends.get(lease_id, End(code=EndCode.GONE))
         # of one that has just ended the reason is being read: no other one is made up meanwhile
-        return self._ends.get(lease_id) if container.state in _ENDED else None
+        return self._ends.get(lease_id) if container.ended else None
 
     def tell(self, lease_id: str, listener: Callable[[], None]) -> None:
         """Call back once when a lease ends."""

@@ -80,7 +80,7 @@ class Runtime:
         return self.watch.node
 
     async def begin(self) -> None:
-        """Rebuild the ledger from the engine, read the inventory and learn persons; before the first start."""
+        """Rebuild the ledger from the engine, look at the GPUs and read what is closed; before the first start."""
         if not await self.arbiter.begin(BEGIN_TIMEOUT_S):
             LOG.error(
                 "the container engine does not answer; servers count as running and nothing is started until it does"
@@ -108,10 +108,6 @@ class Runtime:
         await self.arbiter.close()
         await asyncio.to_thread(self._writer.close)
         self.records.close()
-
-    async def settled(self, uuids: Collection[str] | None = None) -> None:
-        """Wait a moment until GPUs that were just given back can be given out again; see Watch."""
-        await self.watch.settled(uuids)
 
     def shown(self) -> Node:
         """The machine as people are shown it: what is withheld or closed is out of service, with the reason."""
@@ -154,14 +150,14 @@ class Runtime:
         taken: Collection[int] = ()
         if await asyncio.to_thread(self.records.person_by_sub, sub) is None:
             # the database may have been lost: the marker in a home knows better than a new number
-            homes, uids = await self.storage.known_homes(), await self.storage.taken_uids()
-            if isinstance(homes, Refusal) or isinstance(uids, Refusal):
-                return homes if isinstance(homes, Refusal) else uids  # type: ignore[return-value] # one of them is
-            for person in homes:
+            homes = await self.storage.survey()
+            if isinstance(homes, Refusal):
+                return homes
+            for person in homes.persons:
                 if person.sub == sub:
                     await asyncio.to_thread(self.records.learn, person)
                     LOG.info("user=%s has uid=%d again, by the marker in the home", hub_name, person.uid)
-            taken = uids
+            taken = homes.uids
         homes_range = range(self.settings.homes.uid_min, self.settings.homes.uid_max + 1)
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
 

@@ -12,7 +12,6 @@ from spawner.core.ledger import LABEL, Container
 
 __all__ = ["StateCache"]
 
-_ENDED = frozenset({"exited", "dead"})
 _STATES = {"create": "created", "start": "running", "unpause": "running", "pause": "paused", "die": "exited"}
 _GONE_KEPT = 10_000
 
@@ -80,5 +79,6 @@ class StateCache:
             return None
         told = {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
         name = known.name if known else str(attributes.get("name", ""))
-        self.put(Container(id=container_id, name=name, state=state, labels=known.labels if known else told))
-        return self.get(container_id) if state in _ENDED else None
+        now = Container(id=container_id, name=name, state=state, labels=known.labels if known else told)
+        self.put(now)
+        return self.get(container_id) if now.ended else None

@@ -18,13 +18,14 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spawner.core.model import Code, Person, Refusal
 from spawner.core.names import check_name
 
-__all__ = ["Storage", "read_marker", "sign_marker", "write_identity"]
+__all__ = ["Homes", "Storage", "read_marker", "sign_marker", "write_identity"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -33,6 +34,18 @@ _ANSWER_LIMIT = 64 << 20
 _SURVEY_TIMEOUT_S = 60
 _CHILDREN = 8  # at once; so many processes at most hang on a dead NAS
 _MARKER_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """What is below the homes root.
+
+    `persons` are those whose homes have a marker that is proved, by uid; `uids` all that something there is named by or
+    belongs to, whatever its marker.
+    """
+
+    persons: tuple[Person, ...]
+    uids: frozenset[int]
 
 
 class Storage:
@@ -76,29 +89,21 @@ class Storage:
             LOGGER.warning("home marker not written: %s user=%s uid=%s", answer, person.hub_name, person.uid)
         return self._root / person.home
 
-    async def known_homes(self) -> list[Person] | Refusal:
-        """List the persons whose homes have a marker that is proved, by uid."""
-        homes = await self._survey()
-        if isinstance(homes, Refusal):
-            return homes
+    async def survey(self) -> Homes | Refusal:
+        """Look at everything below the root once: whose homes there are, and which uids must not be allotted."""
+        answer = await self._ask({"do": "survey", "root": str(self._root)}, _SURVEY_TIMEOUT_S)
+        if isinstance(answer, Refusal):
+            return answer
         persons = []
-        for home in homes:
+        for home in answer:
             person = read_marker(home["marker"] or "", self._key)
             # a marker is proved, not where it lies: somebody could copy another's into their own home
             if person is not None and person.home == home["name"]:
                 persons.append(person)
-        return sorted(persons, key=lambda person: person.uid)
-
-    async def taken_uids(self) -> frozenset[int] | Refusal:
-        """List the uids that have something below the root, whatever its owner or marker: never to be allotted."""
-        homes = await self._survey()
-        if isinstance(homes, Refusal):
-            return homes
-        return frozenset(uid for home in homes for uid in (int(home["name"]), int(home["owner"])))
-
-    async def _survey(self) -> list[dict[str, Any]] | Refusal:
-        answer = await self._ask({"do": "survey", "root": str(self._root)}, _SURVEY_TIMEOUT_S)
-        return answer if isinstance(answer, Refusal) else list(answer)
+        return Homes(
+            persons=tuple(sorted(persons, key=lambda person: person.uid)),
+            uids=frozenset(uid for home in answer for uid in (int(home["name"]), int(home["owner"]))),
+        )
 
     async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> Any:  # noqa: ANN401  # the child's JSON
         """Send one request to a new child and give what it answers, or why there is no answer."""

@@ -11,7 +11,7 @@ import pytest
 
 from spawner import storage as module
 from spawner.core.model import Code, Person, Refusal
-from spawner.storage import Storage, read_marker, sign_marker, write_identity
+from spawner.storage import Homes, Storage, read_marker, sign_marker, write_identity
 from tests.rig.waiting import wait_until
 
 KEY = b"k" * 32
@@ -47,6 +47,12 @@ def owner_and_mode(path: Path) -> tuple[int, int, int]:
 def snapshot(root: Path) -> dict[str, tuple[int, int, int, int]]:
     """Everything below a folder with owner, group, mode and time of change."""
     return {str(path): (*owner_and_mode(path), path.lstat().st_mtime_ns) for path in root.rglob("*")}
+
+
+async def seen(storage: Storage) -> Homes:
+    answer = await storage.survey()
+    assert isinstance(answer, Homes)
+    return answer
 
 
 def why(answer: object) -> str:
@@ -173,7 +179,7 @@ async def test_a_home_that_takes_no_marker_still_starts(storage, root, caplog):
 async def test_the_marker_follows_a_renamed_account(storage):
     await storage.ensure_home(person())
     await storage.ensure_home(person(hub_name="anna.b"))
-    assert await storage.known_homes() == [person(hub_name="anna.b")]
+    assert list((await seen(storage)).persons) == [person(hub_name="anna.b")]
 
 
 @needs_root
@@ -200,7 +206,7 @@ async def test_homes_are_known_again_from_their_markers(storage, root):
     people = [person(UID + i, f"n{i}", f"s{i}") for i in range(3)]
     for someone in reversed(people):
         await storage.ensure_home(someone)
-    assert await Storage(root, KEY).known_homes() == people
+    assert list((await seen(Storage(root, KEY))).persons) == people
 
 
 @needs_root
@@ -223,8 +229,8 @@ async def test_a_forged_marker_is_not_believed_but_its_uid_stays_taken(storage, 
         "garbage": lambda: marker.write_bytes(b"\xff\xfe[[["),
     }[trick]()
     async with asyncio.timeout(20):
-        assert await storage.known_homes() == [person()]
-    assert await storage.taken_uids() >= {UID, UID + 1}
+        assert list((await seen(storage)).persons) == [person()]
+    assert (await seen(storage)).uids >= {UID, UID + 1}
 
 
 @needs_root
@@ -232,8 +238,8 @@ async def test_a_marker_counts_only_in_a_home_of_its_own_uid(storage, root):
     await storage.ensure_home(person())
     os.chown(root / str(UID), 1234, 1234)
     os.chown(root / str(UID) / MARKER, 1234, 1234)
-    assert await storage.known_homes() == []
-    assert await storage.taken_uids() >= {UID, 1234}
+    assert list((await seen(storage)).persons) == []
+    assert (await seen(storage)).uids >= {UID, 1234}
 
 
 @needs_root
@@ -243,15 +249,14 @@ async def test_every_number_below_the_root_is_taken_and_nothing_else(storage, ro
     (root / "0200009").mkdir()
     for name in ("anna", ".new-200010", "20 0011", "٢٠"):
         (root / name).mkdir()
-    assert {uid for uid in await storage.taken_uids() if uid} == {200_007, 200_008, 200_009}
-    assert await storage.known_homes() == []
+    assert {uid for uid in (await seen(storage)).uids if uid} == {200_007, 200_008, 200_009}
+    assert list((await seen(storage)).persons) == []
 
 
 async def test_an_unreadable_root_is_a_refusal_and_never_an_empty_answer(root):
     """An empty answer would let a new person have an old one's uid."""
     broken = Storage(root, KEY)
-    assert "ENOENT" in why(await broken.taken_uids())
-    assert "ENOENT" in why(await broken.known_homes())
+    assert "ENOENT" in why(await broken.survey())
 
 
 async def test_a_hung_root_refuses_in_time_and_gets_no_second_visitor(root, tmp_path, monkeypatch):
@@ -290,7 +295,7 @@ async def test_the_event_loop_goes_on_while_the_root_is_visited(storage):
             await asyncio.sleep(0.005)
 
     beating = asyncio.create_task(beat())
-    await storage.known_homes()
+    await storage.survey()
     beating.cancel()
     assert beats >= 3
 

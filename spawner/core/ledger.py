@@ -58,6 +58,11 @@ class Container:
     state: str
     labels: Mapping[str, str]
 
+    @property
+    def ended(self) -> bool:
+        """Whether it ran and does so no more."""
+        return self.state in ("exited", "dead")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
