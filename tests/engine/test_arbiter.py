@@ -243,8 +243,13 @@ async def test_what_the_event_stream_missed_is_found_by_the_listing(world):
     lease, container = await world.started(arbiter, "ann")
     world.proxy.set(Fault.REFUSE, lambda line: "/events" in line)
     world.engine.client.api.remove_container(container, force=True)
-    await arbiter.engine.refresh()
-    assert not arbiter.ledger().leases
+
+    async def found_out() -> bool:
+        """List; a call on a connection that was cut fails, and what an event has just told is asked for next time."""
+        await arbiter.engine.refresh()
+        return not arbiter.ledger().leases
+
+    await wait_until(found_out, 10)  # type: ignore[arg-type] # mypy cannot tell T from Awaitable[T]
     assert arbiter.end_of(lease.id) is not None
 
 
