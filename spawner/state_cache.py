@@ -2,7 +2,8 @@
 
 An entry leaves only on the engine's word: a destroy event, or a 404 for that very container. A listing alone never
 removes one, since it may be older than a container that was just made. Nor does it turn back what is known since it was
-asked for.
+asked for. And an event never brings back a container that a later listing did not have: the engine repeats the events
+of the last second to whoever subscribes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ class StateCache:
         self._changes: dict[str, int] = {}
         self._gone: dict[str, None] = {}
         self.version = 0
+        self._listed_ns = 0
         self.fresh = False
         self.on_drop: Callable[[Container], None] = lambda _gone: None
 
@@ -58,14 +60,18 @@ class StateCache:
         """Find the container of a lease."""
         return next((c for c in self._containers.values() if c.labels.get(LABEL + "lease") == lease_id), None)
 
-    def merge(self, listing: list[Container], since: int) -> list[str]:
-        """Take in a listing that was asked for at a version; returns the known ids that it lacks, to be asked for."""
-        known = [key for key in self._containers if self._changes[key] <= since]
+    def merge(self, listing: list[Container], since: int, asked_ns: int) -> list[str]:
+        """Take in a listing that was asked for at a version and a time (ns since 1970).
+
+        Returns the known ids that it lacks, to be asked for one by one.
+        """
+        self._listed_ns = asked_ns
+        listed = {container.id for container in listing}
+        missing = [key for key in self._containers if key not in listed]
         for container in listing:
             if self._changes.get(container.id, 0) <= since:
                 self.put(container)
-        listed = {container.id for container in listing}
-        return [key for key in known if key not in listed]
+        return missing
 
     def apply(self, event: Mapping[str, Any]) -> Container | None:
         """Take in one event; returns a container that ended or is gone, as it was known until then."""
@@ -77,6 +83,8 @@ class StateCache:
         state = _STATES.get(action)
         if state is None or (action == "create" and known):  # the news of its making comes last, it may run already
             return None
+        if known is None and (action == "die" or int(event.get("timeNano", self._listed_ns + 1)) <= self._listed_ns):
+            return None  # it is gone already, or else the next listing has it
         told = {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
         name = known.name if known else str(attributes.get("name", ""))
         now = Container(id=container_id, name=name, state=state, labels=known.labels if known else told)

@@ -68,7 +68,7 @@ def test_nothing_is_granted_while_the_engine_does_not_answer(arbiter):
 def test_a_listing_never_forgets_a_container_by_itself(arbiter):
     known = Container(id="1", name="n", state="running", labels=to_labels(lease(1, "GPU-00000001")))
     arbiter.engine.cache.put(known)
-    assert arbiter.engine.cache.merge([], since=arbiter.engine.cache.version) == ["1"]
+    assert arbiter.engine.cache.merge([], since=arbiter.engine.cache.version, asked_ns=0) == ["1"]
     assert list(arbiter.engine.cache) == [known]
 
 
@@ -91,3 +91,30 @@ def test_events_move_the_cache(arbiter, actions, state):
     found = arbiter.engine.cache.get("1")
     assert (found.state if found else None) == state
     assert found is None or arbiter.ledger().leases == (lease(1, "GPU-00000001"),)
+
+
+@pytest.mark.parametrize("actions", [["create", "start"], ["start"], ["die"]], ids=lambda actions: actions[-1])
+def test_an_event_from_before_a_listing_does_not_bring_back_what_the_listing_lacks(arbiter, actions):
+    """The engine repeats the last second's events to whoever subscribes: a GPU would look leased that is free."""
+    cache, attributes = arbiter.engine.cache, to_labels(lease(1, "GPU-00000001"))
+    cache.merge([], since=0, asked_ns=1_000)
+    for action in actions:
+        assert cache.apply({"Action": action, "timeNano": 999, "Actor": {"ID": "1", "Attributes": attributes}}) is None
+    assert arbiter.ledger().leases == ()
+    cache.apply({"Action": "start", "timeNano": 1_001, "Actor": {"ID": "1", "Attributes": attributes}})
+    assert arbiter.ledger().leases == (lease(1, "GPU-00000001"),)
+
+
+def test_a_container_that_only_an_event_told_of_is_asked_for_when_the_listing_lacks_it(arbiter):
+    cache, attributes = arbiter.engine.cache, to_labels(lease(1, "GPU-00000001"))
+    asked = cache.version
+    cache.apply({"Action": "create", "timeNano": 1, "Actor": {"ID": "1", "Attributes": attributes}})
+    assert cache.merge([], since=asked, asked_ns=2) == ["1"]
+
+
+def test_a_death_of_a_container_nobody_knows_makes_no_lease(arbiter):
+    """The engine may tell of a death after the removal."""
+    attributes = to_labels(lease(1, "GPU-00000001"))
+    event = {"Action": "die", "timeNano": 5, "Actor": {"ID": "1", "Attributes": attributes}}
+    assert arbiter.engine.cache.apply(event) is None
+    assert arbiter.ledger().leases == ()

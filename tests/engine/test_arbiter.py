@@ -245,7 +245,7 @@ async def test_what_the_event_stream_missed_is_found_by_the_listing(world):
     world.engine.client.api.remove_container(container, force=True)
 
     async def found_out() -> bool:
-        """List; a call on a connection that was cut fails, and what an event has just told is asked for next time."""
+        """List; a call on a connection that was cut fails, and the next one does not."""
         await arbiter.engine.refresh()
         return not arbiter.ledger().leases
 
