@@ -109,7 +109,7 @@ class GPUDockerSpawner(DockerSpawner):
             previous=self._accepted,
             user=self.user.name,
             withheld=ledger.withheld | set(shared.watch.withheld()),
-            shares_per_gpu=shared.settings.gpus.shares_per_gpu,
+            rules=shared.arbiter.rules(),
         )
         return render_form(view, language)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spawner.core.catalog import allowed, runs_on
-from spawner.core.model import GIB, Code, Entitlement, Lease, Mode, Node, Refusal, Variant
+from spawner.core.model import GIB, Code, Entitlement, Lease, Mode, Node, PlacementRules, Refusal, Variant
 from spawner.core.policy import gpus_held
 from spawner.gpu_choices import GPUChoice, GPUTile, gpu_choices, gpu_tiles
 from spawner.messages import Language, sentence
@@ -69,10 +69,16 @@ class SpawnView:
     free: int
     total: int
     held: int
-    shares_per_gpu: int
     entitlement: Entitlement
     node: Node
     notice: str
+
+    @property
+    def shares(self) -> str:
+        """Into how many shares the shared GPUs are divided: "4", or "2–8" where they differ."""
+        numbers = {tile.shares for tile in self.tiles if tile.shares and tile.whole} or {0}
+        low, high = min(numbers), max(numbers)
+        return str(low) if low == high else f"{low}–{high}"
 
 
 def spawn_view(
@@ -85,7 +91,7 @@ def spawn_view(
     previous: Mapping[str, object] | None = None,
     user: str = "",
     withheld: Collection[str] = (),
-    shares_per_gpu: int = 0,
+    rules: PlacementRules = PlacementRules(),  # noqa: B008 - it is frozen
     notice: str = "",
 ) -> SpawnView:
     """Gather what the form offers.
@@ -108,23 +114,22 @@ def spawn_view(
         The person's hub name, to tell their own leases from those of others.
     withheld
         UUIDs that nobody may be given although no lease names them.
-    shares_per_gpu
-        Into how many shares a GPU is divided; 0 offers none.
+    rules
+        What the operator has set; here, into how many shares each GPU is divided.
     notice
         A sentence shown above the choices.
     """
     previous = previous or {}
-    tiles = gpu_tiles(node, leases, user=user, withheld=withheld, shares_per_gpu=shares_per_gpu)
+    tiles = gpu_tiles(node, leases, user=user, withheld=withheld, rules=rules)
     held = gpus_held(user, leases)
     return SpawnView(
         variants=_variant_cards(variants, built, entitlement.role, node, previous),
-        gpu_choices=gpu_choices(entitlement, tiles, shares_per_gpu, held, previous),
+        gpu_choices=gpu_choices(entitlement, tiles, rules, held, previous),
         memory_choices=_memory_choices(entitlement, previous),
         tiles=tiles,
         free=sum(tile.state == "free" for tile in tiles),
         total=sum(tile.whole for tile in tiles),
         held=held,
-        shares_per_gpu=shares_per_gpu,
         entitlement=entitlement,
         node=node,
         notice=notice,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spawner.core.model import GPU, Entitlement, Lease, MIGInstance, Mode, Node
+from spawner.core.model import GPU, Entitlement, Lease, MIGInstance, Mode, Node, PlacementRules
 
 __all__ = ["GPUChoice", "GPUTile", "SliceTile", "gpu_choices", "gpu_tiles"]
 
@@ -48,12 +48,13 @@ class SliceTile:
 class GPUTile:
     """A GPU in the picture; its state is free, leased, yours, shared, shared_yours, mig or unhealthy.
 
-    `taken` counts the shares of a shared one that are held.
+    `shares` is into how many it is divided, and `taken` how many of them are held.
     """
 
     gpu: GPU
     state: str
     slices: tuple[SliceTile, ...]
+    shares: int
     taken: int
 
     @property
@@ -75,7 +76,7 @@ class _Owners:
     taken: Mapping[str, int]
 
     @classmethod
-    def of(cls, leases: Sequence[Lease], user: str, withheld: Collection[str], shares_per_gpu: int) -> "_Owners":
+    def of(cls, leases: Sequence[Lease], user: str, withheld: Collection[str], rules: PlacementRules) -> "_Owners":
         """Sort the leases; one that is no share, or a withheld UUID, stands against all shares of a GPU."""
         alone = frozenset(withheld).union(*(lease.gpus for lease in leases if lease.mode is not Mode.SHARED))
         shares = Counter(uuid for lease in leases if lease.mode is Mode.SHARED for uuid in lease.gpus)
@@ -83,7 +84,7 @@ class _Owners:
             mine=frozenset(uuid for lease in leases if lease.user == user for uuid in lease.gpus),
             others=frozenset(uuid for lease in leases if lease.user != user for uuid in lease.gpus),
             withheld=frozenset(withheld),
-            taken={uuid: count for uuid, count in shares.items() if shares_per_gpu and uuid not in alone},
+            taken={uuid: count for uuid, count in shares.items() if rules.shares_of(uuid) and uuid not in alone},
         )
 
     def state(self, uuid: str) -> str:
@@ -103,14 +104,14 @@ class _Owners:
 
 
 def gpu_tiles(
-    node: Node, leases: Sequence[Lease], *, user: str, withheld: Collection[str], shares_per_gpu: int
+    node: Node, leases: Sequence[Lease], *, user: str, withheld: Collection[str], rules: PlacementRules
 ) -> tuple[GPUTile, ...]:
     """Draw the node's GPUs in the order of their indices; `user` is whose leases are told from those of others."""
-    owners = _Owners.of(leases, user, withheld, shares_per_gpu)
-    return tuple(_tile(gpu, owners) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index))
+    owners = _Owners.of(leases, user, withheld, rules)
+    return tuple(_tile(gpu, owners, rules.shares_of(gpu.uuid)) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index))
 
 
-def _tile(gpu: GPU, owners: _Owners) -> GPUTile:
+def _tile(gpu: GPU, owners: _Owners, shares: int) -> GPUTile:
     slices = tuple(
         SliceTile(profile=part.profile, memory_bytes=part.memory_bytes, state=owners.slice_state(gpu, part))
         for part in gpu.mig
@@ -121,11 +122,11 @@ def _tile(gpu: GPU, owners: _Owners) -> GPUTile:
         state = "mig"
     else:
         state = owners.state(gpu.uuid)
-    return GPUTile(gpu=gpu, state=state, slices=slices, taken=owners.taken.get(gpu.uuid, 0))
+    return GPUTile(gpu=gpu, state=state, slices=slices, shares=shares, taken=owners.taken.get(gpu.uuid, 0))
 
 
 def gpu_choices(
-    entitlement: Entitlement, tiles: Sequence[GPUTile], shares_per_gpu: int, held: int, previous: Mapping[str, object]
+    entitlement: Entitlement, tiles: Sequence[GPUTile], rules: PlacementRules, held: int, previous: Mapping[str, object]
 ) -> tuple[GPUChoice, ...]:
     """Offer what the entitlement's modes allow, with the reason where it cannot be had now; at most one is chosen.
 
@@ -133,7 +134,7 @@ def gpu_choices(
     """
     choices = [
         replace(choice, reason=_gpu_reason(choice, entitlement.gpus, held))
-        for choice in _all_choices(entitlement.gpus, tiles, shares_per_gpu)
+        for choice in _all_choices(entitlement.gpus, tiles, rules)
         if choice.mode in entitlement.modes
     ]
     possible = [choice for choice in choices if not choice.reason]
@@ -142,7 +143,7 @@ def gpu_choices(
     return tuple(replace(choice, chosen=choice is chosen) for choice in choices)
 
 
-def _all_choices(most: int, tiles: Sequence[GPUTile], shares_per_gpu: int) -> Iterator[GPUChoice]:
+def _all_choices(most: int, tiles: Sequence[GPUTile], rules: PlacementRules) -> Iterator[GPUChoice]:
     """What there is in every mode; a node without any MIG instance has one choice that says so."""
     yield GPUChoice(value="none", mode=Mode.NONE)
     whole = [tile for tile in tiles if tile.whole]
@@ -162,10 +163,11 @@ def _all_choices(most: int, tiles: Sequence[GPUTile], shares_per_gpu: int) -> It
             free=sum(part.state == "free" for part in parts),
             total=len(parts),
         )
-    if shares_per_gpu:
+    if rules.offers_shares:
         open_gpus = [tile for tile in whole if tile.state in ("free", "shared", "shared_yours")]
-        left = sum(max(0, shares_per_gpu - tile.taken) for tile in open_gpus)
-        yield GPUChoice(value="shared", mode=Mode.SHARED, count=1, free=left, total=shares_per_gpu * len(whole))
+        left = sum(max(0, tile.shares - tile.taken) for tile in open_gpus)
+        total = sum(tile.shares for tile in whole)
+        yield GPUChoice(value="shared", mode=Mode.SHARED, count=1, free=left, total=total)
 
 
 def _gpu_reason(choice: GPUChoice, allowed: int, held: int) -> str:

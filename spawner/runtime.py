@@ -69,6 +69,7 @@ class Runtime:
             node_name=socket.gethostname(),
             containers=lambda: self.engine.cache,
             held=self._held,
+            shares_of=lambda uuid: self._rules().shares_of(uuid),
             clock=lambda: datetime.now(UTC),
         )
         self.engine.cache.on_drop = self.watch.freed

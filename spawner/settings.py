@@ -69,6 +69,7 @@ Duration = Annotated[int, BeforeValidator(_duration)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Place = Annotated[Path, AfterValidator(_absolute)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Shares = Annotated[int, Field(ge=0, le=64)]
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 
 
@@ -168,7 +169,8 @@ class GPUSettings(_Section):
     files: dict[str, str] = {}
     idle_memory: Size = 1 << 30
     read_every: Duration = 15
-    shares_per_gpu: Annotated[int, Field(ge=0, le=64)] = 0
+    shares_per_gpu: Shares = 0
+    shares_by_gpu: dict[Annotated[str, Field(pattern=r"^GPU-[0-9A-Za-z-]{1,60}$")], Shares] = {}
     share_grace: Duration = 60
     simulated: bool = False
 
@@ -242,6 +244,7 @@ class Settings(_Section):
         return PlacementRules(
             ranking=part.ranking,
             shares_per_gpu=self.gpus.shares_per_gpu,
+            shares_by_gpu=tuple(self.gpus.shares_by_gpu.items()),
             memory_overcommit=part.memory_overcommit,
             cpu_overcommit=part.cpu_overcommit,
             memory_reserve_bytes=part.memory_reserve,

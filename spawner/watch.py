@@ -46,6 +46,8 @@ class Watch:
         Gives the containers with leases, without waiting.
     held
         Gives the UUIDs that leases, reservations and orphans name.
+    shares_of
+        Into how many shares a GPU is divided, by its UUID; 0 where it is not shared.
     clock
         Time in UTC, of the same clock as the readings'.
     proc
@@ -59,6 +61,7 @@ class Watch:
         node_name: str,
         containers: Callable[[], Iterable[Container]],
         held: Callable[[], Collection[str]],
+        shares_of: Callable[[str], int],
         clock: Callable[[], datetime],
         proc: Path = Path("/proc"),
     ) -> None:
@@ -67,6 +70,7 @@ class Watch:
         self.readings: Mapping[str, Reading] = {}
         self._containers = containers
         self._held = held
+        self._shares_of = shares_of
         self._clock = clock
         self._proc = proc
         self._found: Node | None = None
@@ -193,8 +197,8 @@ class Watch:
     # -- shares ----------------------------------------------------------------------------------------------------
 
     def _judge(self, node: Node) -> None:
-        parts = self.settings.shares_per_gpu
-        shares = {gpu.uuid: gpu.memory_bytes // parts for gpu in node.gpus} if parts else {}
+        parts = {gpu.uuid: self._shares_of(gpu.uuid) for gpu in node.gpus}
+        shares = {gpu.uuid: gpu.memory_bytes // parts[gpu.uuid] for gpu in node.gpus if parts[gpu.uuid]}
         verdict = judge(
             self.readings, self._sharing(), shares, before=self._excesses, grace_s=self.settings.share_grace
         )

@@ -93,8 +93,13 @@ def share(user: str, uuid: str) -> Lease:
 
 
 def view(
-    entitlement: Entitlement = STUDENT, node: Node = NODE, leases: tuple[Lease, ...] = (), **more: Any
+    entitlement: Entitlement = STUDENT,
+    node: Node = NODE,
+    leases: tuple[Lease, ...] = (),
+    shares_per_gpu: int = 0,
+    **more: Any,
 ) -> SpawnView:
+    more = {"rules": PlacementRules(shares_per_gpu=shares_per_gpu)} | more
     return spawn_view((CPU, PLAIN, CUDA, STAFF), BUILT, entitlement, node, leases, user="me", **more)
 
 
@@ -340,6 +345,17 @@ def test_picture_shows_shared_gpus_as_shared(leases: tuple[Lease, ...], shares: 
     assert [tile.state for tile in seen.tiles[:2]] == states
     for language in ("en", "zh"):
         assert render_form(seen, language)
+
+
+def test_only_the_gpus_that_the_operator_divides_offer_shares_each_its_own_number() -> None:
+    rules = PlacementRules(shares_per_gpu=2, shares_by_gpu=(("GPU-1", 4), ("GPU-2", 0)))
+    seen = view(TEACHER, leases=(share("me", "GPU-1"), lease("you", "GPU-0")), rules=rules)
+    assert numbers(seen)["shared"] == (3, 6, "")
+    assert [tile.shares for tile in seen.tiles[:3]] == [2, 4, 0]
+    words = Page(render_form(seen, "en")).words
+    assert "1 of 2–4 shares of a GPU; 3 of 6 shares free" in words
+    assert "yours, shared, 1 of 4 taken" in words
+    assert "shared" not in numbers(view(TEACHER, rules=PlacementRules(shares_by_gpu=(("GPU-1", 0),))))
 
 
 def test_picture_shows_withheld_instances_as_out_of_use_and_not_as_leased() -> None:

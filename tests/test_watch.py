@@ -45,6 +45,9 @@ class Site:
             node_name="node-1",
             containers=lambda: self.cache,
             held=self.held,
+            shares_of=PlacementRules(
+                shares_per_gpu=self.settings.shares_per_gpu, shares_by_gpu=tuple(self.settings.shares_by_gpu.items())
+            ).shares_of,
             clock=lambda: datetime.now(UTC),
             proc=self.proc,
         )
@@ -361,3 +364,14 @@ def test_a_process_without_a_container_is_never_ended(tmp_path, children):
     (tmp_path / str(child.pid) / "cgroup").write_text("0::/user.slice\n")
     assert not end_process(child.pid, "", proc=tmp_path)
     assert child.poll() is None
+
+
+async def test_the_share_is_that_of_the_very_gpu(own_gpus, tmp_path, children):
+    divided = {"shares_per_gpu": 2, "shares_by_gpu": {own_gpus.device("0").uuid: 4}}
+    site = Site(own_gpus, tmp_path / "proc", share_grace="1h", **divided)
+    ann = site.run(1, "0", container=ANN, mode=Mode.SHARED)
+    child = children()
+    run_in(site.proc, child.pid, ANN)
+    add(own_gpus, "gpu 0", f"process = {child.pid} 11000")
+    await site.watch.read()
+    assert "its share is 10 GiB" in notice(site.watch.notices(ann.id)[0])

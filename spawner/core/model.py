@@ -282,6 +282,15 @@ class PlacementRules:
     quarantined: frozenset[str] = frozenset()
     role_gpus: tuple[tuple[str, int], ...] = ()
 
+    def shares_of(self, uuid: str) -> int:
+        """Into how many shares a GPU is divided; 0 where it is not shared."""
+        return dict(self.shares_by_gpu).get(uuid, self.shares_per_gpu)
+
+    @property
+    def offers_shares(self) -> bool:
+        """Whether any GPU may be shared, be it here or not."""
+        return self.shares_per_gpu > 0 or any(shares > 0 for _, shares in self.shares_by_gpu)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -277,7 +277,6 @@ def _pools(units: Iterable[tuple[_Fixed, bool, int, Mapping[str, int]]]) -> tupl
 
 
 def _frame(node: Node, rules: PlacementRules) -> Frame:
-    by_gpu = dict(rules.shares_by_gpu)
     whole, shared, instances = [], [], []
     for gpu in node.gpus:
         standing = _standing(node, gpu, rules)
@@ -288,7 +287,7 @@ def _frame(node: Node, rules: PlacementRules) -> Frame:
             continue  # a parent is never given itself, even while it has no instance
         kind = Kind(node.driver, gpu.name, gpu.memory_bytes, gpu.compute_capability, "")
         whole.append(_Fixed(kind, standing, gpu.uuid, "", 0))
-        if (shares := by_gpu.get(gpu.uuid, rules.shares_per_gpu)) > 0:
+        if (shares := rules.shares_of(gpu.uuid)) > 0:
             share = kind._replace(memory_bytes=gpu.memory_bytes // shares)
             shared.append(_Fixed(share, standing, gpu.uuid, "", shares))
     return Frame(
