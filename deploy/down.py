@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import docker
@@ -15,9 +16,11 @@ from docker.errors import APIError, DockerException
 from deploy import build_images, engine, processes
 from deploy.steps import Problem, exit_with, state_folder, step
 from deploy.up import HUB, PROXY, SIGN_IN
+from spawner import netfilter
 from spawner import settings as settings_file
+from spawner.docker_api import BRIDGE_OPTION
 
-__all__ = ["clean", "main", "stop"]
+__all__ = ["clean", "main", "remove_filters", "stop"]
 
 OURS = "gpucampus.project=gpucampus"
 
@@ -49,7 +52,9 @@ def stop(state: Path) -> None:
 
 
 def clean(state: Path, *, homes: bool) -> None:
-    """Remove our images and network, and the state folder but for the homes."""
+    """Remove our packet filter, images and network, and the state folder but for the homes."""
+    with step("Packet filter") as note:
+        note.text = remove_filters()
     with step("Images and network") as note:
         note.text = _remove_images_and_networks()
     with step("State") as note:
@@ -64,6 +69,21 @@ def clean(state: Path, *, homes: bool) -> None:
                 entry.unlink()
         kept = state / "homes"
         note.text += f"kept {kept}: `make clean HOMES=1` removes it" if kept.exists() else "removed"
+
+
+def remove_filters() -> str:
+    """Remove the packet filters of our networks' bridges, and of the one that the settings name."""
+    bridges = set()
+    with suppress(settings_file.SettingsError):
+        bridges.add(settings_file.load().network.bridge)
+    if client := _client():
+        options = (network.attrs["Options"] for network in client.networks.list(filters={"label": OURS}))
+        bridges |= {option.get(BRIDGE_OPTION, "") for option in options} - {""}
+    try:
+        removed = sum(netfilter.remove(bridge) for bridge in sorted(bridges))
+    except netfilter.FilterError as error:
+        return f"stays: {error}"
+    return f"{removed} removed" if removed else "none"
 
 
 def _ended(file: Path) -> str:

@@ -65,6 +65,7 @@ def prepare(state: Path) -> None:
         note.text = engine.ensure(state)
     missing = [] if shutil.which("mmdebstrap") else ["mmdebstrap"]
     missing += [] if build_images.KEYRING.exists() else ["debian-archive-keyring"]  # Ubuntu
+    missing += [package for package, program in (("nftables", "nft"), ("iproute2", "ip")) if not shutil.which(program)]
     missing += [] if shutil.which("gcc") else ["gcc", "libc6-dev"]  # for the demo's stand-in driver library
     if missing:
         with step("Debian packages") as note:

@@ -32,6 +32,7 @@ from spawner.lanes import Lane
 from spawner.state_cache import StateCache
 
 __all__ = [
+    "BRIDGE_OPTION",
     "Engine",
     "EngineFails",
     "EngineRefuses",
@@ -43,6 +44,7 @@ __all__ = [
     "device_request",
     "list_containers_once",
     "look_once",
+    "once",
     "prepare_host",
     "remove_once",
     "stop_once",
@@ -56,6 +58,7 @@ SLOW_THREADS = 8
 CONTROL_LIMIT_S = 30
 PULSE_S = 15.0
 EVENTS_LIMIT_S = 60  # after so long without an event the stream is opened anew: a connection may be dead and not say so
+BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
 _NEVER_SENT = ("ConnectionRefusedError", "FileNotFoundError")
@@ -295,7 +298,7 @@ def prepare_host(name: str, bridge: str, subnet: IPv4Network) -> None:
             name,
             driver="bridge",
             ipam=IPAMConfig(pool_configs=[pool]),
-            options={"com.docker.network.bridge.name": bridge, _ICC: "false"},
+            options={BRIDGE_OPTION: bridge, _ICC: "false"},
             labels={LABEL + "project": "gpucampus"},
         )
     except (DockerException, requests.RequestException, OSError) as error:
@@ -315,13 +318,13 @@ def _check_network(name: str, found: Mapping[str, Any], subnet: IPv4Network) -> 
 
 def list_containers_once() -> list[Container]:
     """List the containers with a lease, for the command line; EngineUnknown where no engine answers."""
-    with _once("list") as client:
+    with once("list") as client:
         return [_container(row) for row in client.containers(all=True, filters=_OURS)]
 
 
 def look_once(container_id: str, network: str) -> tuple[str, datetime | None]:
     """Tell a container's address on our bridge and when it started; empty and None while there is none. Blocks."""
-    with _once("inspect") as client:
+    with once("inspect") as client:
         found = client.inspect_container(container_id)
     address = str(found["NetworkSettings"]["Networks"].get(network, {}).get("IPAddress", ""))
     started = datetime.fromisoformat(found["State"]["StartedAt"])
@@ -330,19 +333,19 @@ def look_once(container_id: str, network: str) -> tuple[str, datetime | None]:
 
 def stop_once(container_id: str, grace_s: int) -> None:
     """Stop a container from the command line; one that is gone or has stopped is fine. Blocks."""
-    with suppress(EngineSaysGone), _once("stop") as client:
+    with suppress(EngineSaysGone), once("stop") as client:
         client.stop(container_id, timeout=grace_s)
 
 
 def remove_once(container_id: str) -> None:
     """Remove a container from the command line, whatever its state; one that is gone is fine. Blocks."""
-    with suppress(EngineSaysGone), _once("remove") as client:
+    with suppress(EngineSaysGone), once("remove") as client:
         client.remove_container(container_id, v=True, force=True)
 
 
 @contextmanager
-def _once(method: str) -> Iterator[docker.APIClient]:
-    """A client for one call outside the hub; failures are one of the three kinds of this module."""
+def once(method: str) -> Iterator[docker.APIClient]:
+    """Give a client for calls beside the hub's own; failures are one of the three kinds of this module. Blocks."""
     try:
         yield _new_client(CONTROL_LIMIT_S)
     except (DockerException, requests.RequestException, OSError) as error:

@@ -140,6 +140,7 @@ class GPUDockerSpawner(DockerSpawner):
         variant = _checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))
         limits = _checked(limits_for(entitlement, choice.memory_bytes, shared.settings.container_defaults()))
         image = _checked(await shared.image_of(variant))
+        _check(await shared.network.refusal())
         claim = Claim(
             user=self.user.name,
             server=self.name,

@@ -206,6 +206,10 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "The operator has to look at it; servers without a GPU can be started.",
         "zh": "容器引擎无法分配 GPU：NVIDIA 驱动或容器工具包缺失或未加载。需要管理员处理；不带 GPU 的服务器仍可启动。",
     },
+    Code.HUB_BLOCKED: {
+        "en": "Servers cannot reach the hub: {firewall} on its machine blocks port {port}. Nothing was started; the operator has to open it.",
+        "zh": "服务器无法访问本平台：所在主机的 {firewall} 阻止了端口 {port}。未启动任何服务；需要管理员放行。",
+    },
     Code.NOT_CHOSEN: {
         "en": "A link never starts a server. Look at the choices and press Start.",
         "zh": "链接不会启动服务器。请查看选项并点击“启动”。",

@@ -24,6 +24,7 @@ _STATUS = {
     Code.GPU_DRIVER_MISMATCH: 503,
     Code.GPU_GONE: 503,
     Code.GPU_RUNTIME_MISSING: 503,
+    Code.HUB_BLOCKED: 503,
 }
 
 

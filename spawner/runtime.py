@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from spawner import routes
 from spawner.arbiter import Arbiter
 from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
@@ -22,6 +23,7 @@ from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Vari
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
+from spawner.netguard import NetworkGuard, build_filter
 from spawner.records import Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
@@ -46,6 +48,7 @@ class Runtime:
         self.records = Records.open(f"sqlite:///{settings.state / 'records.sqlite'}")
         self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
         self.cordons = Cordons(self.records.cordons)
+        self.network = NetworkGuard(settings)
         self._writer = RecordsWriter()
         self.audit = Auditor(
             AuditLog(settings.state / "log" / "audit.jsonl"),
@@ -92,6 +95,7 @@ class Runtime:
         await self.cordons.refresh()
         self.repair_history()
         self._keeper = asyncio.create_task(self._keep())
+        self.network.begin()
         if self.settings.gpus.simulated:
             LOG.warning("GPUs are SIMULATED: %d of them, and no real one is behind this hub", len(self.node.gpus))
         ledger = self.arbiter.ledger()
@@ -106,6 +110,7 @@ class Runtime:
         if self._keeper:
             self._keeper.cancel()
         self.watch.close()
+        self.network.close()
         await self.arbiter.close()
         await asyncio.to_thread(self._writer.close)
         self.records.close()
@@ -167,6 +172,7 @@ class Runtime:
             await asyncio.sleep(KEEP_S)
             await self.cordons.refresh()
             self.repair_history()
+            await self.network.tend()
 
     def _rules(self) -> PlacementRules:
         return self.settings.placement_rules(
@@ -215,6 +221,8 @@ def prepare(settings: Settings) -> None:
     """Make engine and process ready before the hub starts; SystemExit in one line where it can never serve us."""
     logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
     network = settings.network
+    if said := _taken(settings):
+        raise SystemExit(f"gpucampus: {said}")
     try:
         prepare_host(network.name, network.bridge, network.subnet)
     except EngineRefuses as error:
@@ -222,7 +230,16 @@ def prepare(settings: Settings) -> None:
     except EngineUnknown as error:
         # servers may be running all the same: start, and treat them as unknown
         LOG.error("the container engine does not answer: %s", error)  # noqa: TRY400 - for the operator, no traceback
+    build_filter(settings)
     _begin_soon()
+
+
+def _taken(settings: Settings) -> str:
+    """Say whose addresses the network about to be made would take; one that is there has servers, and stays."""
+    network = settings.network
+    if Path("/sys/class/net", network.bridge).exists():
+        return ""
+    return ": ".join(filter(None, routes.said(network.subnet, network.bridge, routes.read(), network.denied)))
 
 
 async def _make() -> Runtime:

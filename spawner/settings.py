@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -94,6 +94,7 @@ class NetworkSettings(_Section):
     name: Label = "gpucampus"
     bridge: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,14}$")] = "gpucampus0"
     subnet: IPv4Network = IPv4Network("172.30.0.0/20")
+    denied: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @property
     def gateway(self) -> str:

@@ -86,6 +86,7 @@ class Code(StrEnum):
     GPU_DRIVER_MISMATCH = "gpu-driver-mismatch"
     GPU_GONE = "gpu-gone"
     GPU_RUNTIME_MISSING = "gpu-runtime-missing"
+    HUB_BLOCKED = "hub-blocked"
     NOT_CHOSEN = "not-chosen"
     NOT_ANSWERING = "not-answering"
 
