@@ -22,6 +22,7 @@ from deploy.demo.setup import Demo, DemoError, accounts_table
 from deploy.demo.setup import prepare as prepare_demo
 from deploy.processes import Program
 from deploy.steps import ROOT, Problem, exit_with, state_folder, step
+from spawner import routes
 from spawner import settings as settings_file
 from spawner.settings import Settings, SettingsError
 
@@ -41,6 +42,9 @@ def main() -> int:
         with _only_one(state):
             prepare(state)
             settings, demo = bring_settings(state)
+            network = settings.network
+            if said := routes.obstacle(network.subnet, network.bridge, network.denied):
+                raise Problem(f"{said[0].upper()}{said[1:]}.")
             if demo is not None:
                 with step("Sign-in") as note:
                     note.text = start_sign_in(state, demo)

@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
 
-__all__ = ["Route", "clash", "free_subnet", "parse", "read", "said"]
+__all__ = ["Route", "clash", "free_subnet", "obstacle", "parse", "read", "said"]
 
 _LIMIT_S = 10
 _PRIVATE = tuple(IPv4Network(text) for text in ("172.16.0.0/12", "10.0.0.0/8", "192.168.0.0/16"))
@@ -73,6 +74,13 @@ def said(
         f"the containers' addresses {subnet} are in use: the route to {other.network} leaves through {other.interface}",
         f"{proposal} in the settings",
     )
+
+
+def obstacle(subnet: IPv4Network, bridge: str, avoid: Iterable[IPv4Network | IPv6Network] = ()) -> str:
+    """Say why our network cannot be made here, empty where it can; one that is there has servers, and stays."""
+    if Path("/sys/class/net", bridge).exists():
+        return ""
+    return "; ".join(filter(None, said(subnet, bridge, read(), avoid)))
 
 
 def read() -> tuple[Route, ...]:

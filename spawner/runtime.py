@@ -221,7 +221,7 @@ def prepare(settings: Settings) -> None:
     """Make engine and process ready before the hub starts; SystemExit in one line where it can never serve us."""
     logging.getLogger("spawner").parent = logging.getLogger("JupyterHub")  # our lines go where the hub's go
     network = settings.network
-    if said := _taken(settings):
+    if said := routes.obstacle(network.subnet, network.bridge, network.denied):
         raise SystemExit(f"gpucampus: {said}")
     try:
         prepare_host(network.name, network.bridge, network.subnet)
@@ -232,14 +232,6 @@ def prepare(settings: Settings) -> None:
         LOG.error("the container engine does not answer: %s", error)  # noqa: TRY400 - for the operator, no traceback
     build_filter(settings)
     _begin_soon()
-
-
-def _taken(settings: Settings) -> str:
-    """Say whose addresses the network about to be made would take; one that is there has servers, and stays."""
-    network = settings.network
-    if Path("/sys/class/net", network.bridge).exists():
-        return ""
-    return ": ".join(filter(None, routes.said(network.subnet, network.bridge, routes.read(), network.denied)))
 
 
 async def _make() -> Runtime:

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -59,6 +59,14 @@ def _origin(value: str) -> str:
     return value.rstrip("/")
 
 
+def _network(value: object) -> IPv4Network | IPv6Network:
+    """A network of either kind; a number, which would be an address, is a mistake."""
+    try:
+        return ip_network(str(value))
+    except ValueError as error:
+        raise ValueError('allowed is a network such as "10.20.0.0/16" or "fd00:20::/32", without host bits') from error
+
+
 def _absolute(value: Path) -> Path:
     """Relative paths count from the repository, not from where a command was typed."""
     return value if value.is_absolute() else ROOT / value
@@ -66,6 +74,7 @@ def _absolute(value: Path) -> Path:
 
 Size = Annotated[int, BeforeValidator(_size)]
 Duration = Annotated[int, BeforeValidator(_duration)]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Place = Annotated[Path, AfterValidator(_absolute)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -94,7 +103,7 @@ class NetworkSettings(_Section):
     name: Label = "gpucampus"
     bridge: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,14}$")] = "gpucampus0"
     subnet: IPv4Network = IPv4Network("172.30.0.0/20")
-    denied: tuple[IPv4Network | IPv6Network, ...] = ()
+    denied: tuple[Network, ...] = ()
 
     @property
     def gateway(self) -> str:

@@ -1,7 +1,9 @@
 """What the first issue promises, seen from outside: sign in, choose, hold one's own GPU, lose nothing in a crash."""
 
+import errno
 import json
 import resource
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -43,7 +45,8 @@ def leases(hub: DemoHub) -> list[dict[str, object]]:
 
 
 def number_of_containers(hub: DemoHub) -> int:
-    return len(hub.engine.client.containers.list(all=True))
+    """Those with a lease; the network's self-check has containers of its own for a moment."""
+    return len(hub.engine.client.containers.list(all=True, filters={"label": "gpucampus.lease"}))
 
 
 def remembered(hub: DemoHub, name: str) -> object:
@@ -250,7 +253,17 @@ def test_one_container_does_not_reach_another(people, stopped, demo_hub):
     knock = "import socket; s = socket.socket(); s.settimeout(3); print(s.connect_ex(('%s', %d)))"
     assert student.run("python3", "-c", knock % (network["IPAddress"], 8888)).strip() != "0", "closed"
     assert student.run("python3", "-c", knock % (network["Gateway"], 8081)).strip() == "0", "the hub's API is open"
+    with socket.create_server((network["Gateway"], 0)) as door:
+        assert student.run("python3", "-c", knock % door.getsockname()[:2]).strip() == str(errno.ECONNREFUSED)
     assert httpx.get(f"http://{network['IPAddress']}:8888/user/teacher/api", timeout=5).status_code == httpx.codes.OK
+
+
+def test_the_hub_has_proved_at_its_start_what_its_containers_do_not_reach(people, demo_hub):
+    log = demo_hub.state / "log/hub.log"
+    wait_until_sync(lambda: "network: containers over IPv6" in log.read_text(encoding="utf-8"), 60, "it has looked")
+    told = [line for line in log.read_text(encoding="utf-8").splitlines() if " network: containers to " in line]
+    assert sum("is refused by our filter" in line for line in told) == 4, told
+    assert "network: hub API from containers: 172.30.0.1:8081 answers" in log.read_text(encoding="utf-8")
 
 
 def test_a_file_survives_stop_and_start_and_the_gpu_is_free_in_between(people, stopped, demo_hub):
