@@ -9,7 +9,7 @@ import http.client
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 
@@ -162,7 +162,9 @@ def _blocker(settings: Settings) -> Firewall:
 # -- what must be closed --------------------------------------------------------------------------------------------
 
 
-def targets(settings: Settings, *, peer: str, free_port: int, own_address: str, real: bool) -> tuple[Target, ...]:
+def targets(
+    settings: Settings, *, peer: str, free_port: int, own_address: str, listening: frozenset[tuple[str, int]]
+) -> tuple[Target, ...]:
     """List what a container must not reach over IPv4.
 
     Parameters
@@ -175,14 +177,14 @@ def targets(settings: Settings, *, peer: str, free_port: int, own_address: str, 
         A port of the gateway where somebody listens for this check.
     own_address
         This machine's address in the campus network; empty where it has none.
-    real
-        Whether the other container and the gateway's ports are known to take connections.
+    listening
+        The addresses and ports that are known to take connections.
     """
     gateway = settings.network.gateway
     found = [
-        Target(_CONTAINERS, "another container", peer, PORT, real),
-        Target(_HOST, "a port of this machine", gateway, free_port, real),
-        Target(_PROXY, "the proxy's API", gateway, settings.hub.proxy_api_port, real),
+        Target(_CONTAINERS, "another container", peer, PORT),
+        Target(_HOST, "a port of this machine", gateway, free_port),
+        Target(_PROXY, "the proxy's API", gateway, settings.hub.proxy_api_port),
         Target(_METADATA, "the metadata address", *_NO_ROUTE[0]),
     ]
     if own_address:
@@ -192,7 +194,7 @@ def targets(settings: Settings, *, peer: str, free_port: int, own_address: str, 
         for network in settings.network.denied
         if isinstance(network, IPv4Network)
     ]
-    return tuple(found)
+    return tuple(replace(target, real=(target.address, target.port) in listening) for target in found)
 
 
 def _inside(network: IPv4Network | IPv6Network) -> str:
@@ -209,8 +211,15 @@ def judge(
         noted = {(seen.target, seen.port) for seen in refused if seen.source == source}
         by_filter = not noted.isdisjoint({(target.address, target.port), (target.address, 0)})
         by_check.setdefault(target.check, []).append(_verdict(target, word, by_filter=by_filter, filtered=filtered))
+    return tuple(_together(found) for found in by_check.values())
+
+
+def _together(found: Sequence[Finding]) -> Finding:
+    """Say the worst of some findings of one check, and how many more are like it."""
     order = list(Status)
-    return tuple(max(found, key=lambda finding: order.index(finding.status)) for found in by_check.values())
+    worst = max(found, key=lambda finding: order.index(finding.status))
+    alike = sum(finding.status is worst.status for finding in found) - 1
+    return replace(worst, text=f"{worst.text}; and {alike} more like it") if alike else worst
 
 
 def _verdict(target: Target, word: str, *, by_filter: bool, filtered: bool) -> Finding:
@@ -241,10 +250,14 @@ def _closed(settings: Settings, one: Probe, other: Probe) -> Iterator[Finding]:
     yield _to_containers(str(other.address), reached=reached)
     with ExitStack() as stack:
         gateway = settings.network.gateway
-        free = stack.enter_context(_listening(gateway, 0))
-        stack.enter_context(_listening(gateway, settings.hub.proxy_api_port))
+        ports = [stack.enter_context(_listening(gateway, port)) for port in (0, settings.hub.proxy_api_port)]
+        listening = {(gateway, port) for port in ports} | ({(str(other.address), PORT)} if reached else set())
         listed = targets(
-            settings, peer=str(other.address), free_port=free, own_address=_own_address(), real=reached and free > 0
+            settings,
+            peer=str(other.address),
+            free_port=ports[0] or _SSH,
+            own_address=_own_address(),
+            listening=frozenset(listening),
         )
         answers = one.knock([Knock(target.address, target.port) for target in listed])
         tried = dict(zip(listed, answers.words, strict=True))

@@ -4,13 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 from dockerspawner import DockerSpawner
+from jupyterhub.spawner import SpawnException
 
 from spawner import runtime
 from spawner.arbiter import Refused
+from spawner.core import catalog as catalogs
 from spawner.core.model import Code, Refusal
 from spawner.docker_api import EngineFails, EngineRefuses, EngineSaysGone, EngineUnknown
 from spawner.docker_spawner import GPUDockerSpawner
 from spawner.refusals import refusal_for, said
+from spawner.settings import load
+from tests.test_settings import EXAMPLE
 
 
 @pytest.mark.parametrize("error", [EngineUnknown("no answer"), EngineRefuses("409")], ids=["unknown", "refused"])
@@ -32,6 +36,40 @@ async def test_a_stop_that_the_engine_does_not_finish_ends_for_its_person_and_is
     await spawner.stop()
     assert abandoned == ["lease-1"]
     assert (spawner.object_id, spawner.lease_id) == ("", "")
+
+
+async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypatch):
+    blocked = Refusal.of(Code.HUB_BLOCKED, firewall="ufw", port=8081)
+    told: list[Refusal] = []
+    settings = load(EXAMPLE)
+
+    async def image_of(_variant):
+        return "sha256:1"
+
+    async def refusal():
+        return blocked
+
+    shared = SimpleNamespace(
+        settings=settings,
+        roles=settings.entitlement_roles(),
+        catalog=catalogs.parse(settings.catalog.read_text(encoding="utf-8")),
+        image_of=image_of,
+        network=SimpleNamespace(refusal=refusal),
+        audit=SimpleNamespace(refused=lambda _user, _server, refusal: told.append(refusal)),
+    )
+
+    async def get():
+        return shared
+
+    monkeypatch.setattr(runtime, "get", get)
+    user = SimpleNamespace(
+        name="ann", groups=[SimpleNamespace(name="students")], db=SimpleNamespace(commit=lambda: None)
+    )
+    spawner = GPUDockerSpawner(user=user, orm_spawner=SimpleNamespace(name="", user_options={}, server=None))
+    with pytest.raises(SpawnException) as refused:
+        await spawner.choose({"variant": "cpu"})
+    assert (refused.value.status_code, refused.value.reason) == (503, "hub-blocked")
+    assert told == [blocked]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from deploy import down
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder with a home in it, on a machine whose engine does not answer."""
     monkeypatch.setattr(down, "_client", lambda: None)
+    monkeypatch.setattr(down, "remove_filters", lambda: "none")  # a hub of this machine keeps its own
     (tmp_path / "homes/student").mkdir(parents=True)
     (tmp_path / "homes/student/thesis.ipynb").write_text("{}")
     (tmp_path / "secrets").mkdir()
@@ -40,6 +41,7 @@ def test_stop_and_clean_go_through_where_nothing_was_ever_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(down, "_client", lambda: None)
+    monkeypatch.setattr(down, "remove_filters", lambda: "none")
     down.stop(tmp_path / "never")
     down.clean(tmp_path / "never", homes=False)
     assert "did not run" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import pytest
 from docker.types import IPAMConfig, IPAMPool
 
 from deploy import down
-from spawner import netfilter
+from spawner import netfilter, netprobe
 from spawner.core.ledger import LABEL
 from spawner.docker_api import list_containers_once, prepare_host
 from spawner.findings import Status
@@ -112,7 +112,9 @@ def elsewhere(engine: PrivateEngine, subnet: str, address: str) -> Iterator[None
     back = ["DOCKER-USER", "-o", BRIDGE, "-j", "ACCEPT"]
     for parts in (rule, back):
         subprocess.run(["iptables", "-I", *parts], check=True)
-    serve = f"import http.server as h; h.ThreadingHTTPServer(('', {PORT}), h.BaseHTTPRequestHandler).serve_forever()"
+    serve = (
+        f"import signal, socket; doors = [socket.create_server(('', port)) for port in ({PORT}, 53)]; signal.pause()"
+    )
     endpoint = api.create_networking_config({name: api.create_endpoint_config(ipv4_address=address)})
     made = api.create_container(IMAGE, ["python3", "-c", serve], networking_config=endpoint)
     try:
@@ -178,6 +180,9 @@ def test_each_place_is_reached_without_the_filter_and_not_with_it(site, engine):
         # a container that was just spoken to is known by its hardware address, so that no frame asks for it
         assert noted >= {(GATEWAY, port), (NAS_SERVER, PORT), (METADATA_SERVER, PORT)}
         assert hub not in noted
+        netfilter.establish(netfilter.filter_of(site, [IPv4Address(NAS_SERVER)]))
+        netfilter.expect(BRIDGE, one.address)
+        assert opened(one, (NAS_SERVER, PORT), (NAS_SERVER, 53)) == [False, True], "a name server in a denied network"
         netfilter.remove(BRIDGE)
         assert opened(one, hub, *closed) == [True] * 5
 
@@ -253,11 +258,15 @@ def test_without_a_filter_the_self_check_says_what_is_open(site):
     assert found["packet filter"].remedy.startswith("restart the hub")
 
 
-def test_what_a_killed_check_left_holds_no_lease_and_goes_with_the_next(site, engine):
+def test_what_a_killed_check_left_holds_no_lease_and_goes_with_a_later_one(site, engine, monkeypatch):
     labels = {f"{LABEL}project": "gpucampus", f"{LABEL}hub": NAME, f"{LABEL}kind": KIND}
     left = engine.client.containers.create(IMAGE, ["sleep", "600"], labels=labels)
     left.start()
     assert list_containers_once() == []
+    with pair(1):
+        left.reload()
+        assert left.status == "running", "it may be another check's that is at work"
+    monkeypatch.setattr(netprobe, "LEFT_S", -1)
     with pair(1):
         assert left.id not in [container.id for container in engine.client.containers.list(all=True)]
 
