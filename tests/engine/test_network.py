@@ -32,6 +32,7 @@ pytestmark = pytest.mark.docker
 NAME, BRIDGE, SUBNET, GATEWAY = "campus-test", "campustest0", "10.77.0.0/24", "10.77.0.1"
 IMAGE = "gpucampus-test/netcheck:1"
 NAS, METADATA = "10.66.0.0/24", "169.254.169.0/24"
+CAMPUS, CAMPUS_SERVER, OTHER_ADDRESS, PUBLISHED = "10.67.0.0/24", "10.67.0.9", "10.67.0.1", 18888
 NAS_SERVER, METADATA_SERVER = "10.66.0.129", "169.254.169.254"
 BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 CATALOG = f"""
@@ -104,7 +105,10 @@ def unbridged() -> Iterator[None]:
 
 @contextmanager
 def elsewhere(engine: PrivateEngine, subnet: str, address: str) -> Iterator[None]:
-    """A server in another network that this machine routes to; Docker itself lets the two networks meet."""
+    """A server in another network that this machine routes to; Docker is told to let the two networks meet.
+
+    That of the campus is also published as a port of this machine.
+    """
     api: Any = engine.client.api
     name = f"elsewhere-{address}"
     api.create_network(name, driver="bridge", ipam=IPAMConfig(pool_configs=[IPAMPool(subnet=subnet)]))
@@ -116,7 +120,14 @@ def elsewhere(engine: PrivateEngine, subnet: str, address: str) -> Iterator[None
         f"import signal, socket; doors = [socket.create_server(('', port)) for port in ({PORT}, 53)]; signal.pause()"
     )
     endpoint = api.create_networking_config({name: api.create_endpoint_config(ipv4_address=address)})
-    made = api.create_container(IMAGE, ["python3", "-c", serve], networking_config=endpoint)
+    published = {PORT: PUBLISHED} if address == CAMPUS_SERVER else {}
+    made = api.create_container(
+        IMAGE,
+        ["python3", "-c", serve],
+        ports=list(published),
+        networking_config=endpoint,
+        host_config=api.create_host_config(network_mode=name, port_bindings=published),
+    )
     try:
         api.start(made["Id"])
         wait_until_sync(lambda: reaches(address, PORT), 30, f"{address} listens")
@@ -166,25 +177,28 @@ def test_each_place_is_reached_without_the_filter_and_not_with_it(site, engine):
         unbridged(),
         elsewhere(engine, NAS, NAS_SERVER),
         elsewhere(engine, METADATA, METADATA_SERVER),
+        elsewhere(engine, CAMPUS, CAMPUS_SERVER),
         listening(GATEWAY) as port,
+        listening(OTHER_ADDRESS) as other_port,
         pair() as (one, other),
     ):
-        hub = (GATEWAY, site.hub.hub_port)
-        closed = [(GATEWAY, port), (str(other.address), PORT), (NAS_SERVER, PORT), (METADATA_SERVER, PORT)]
-        assert opened(one, hub, *closed) == [True] * 5, "nothing else closes them"
+        open_ = [(GATEWAY, site.hub.hub_port), (CAMPUS_SERVER, PORT)]
+        noted = [(GATEWAY, port), (OTHER_ADDRESS, other_port), (OTHER_ADDRESS, PUBLISHED)]
+        noted += [(NAS_SERVER, PORT), (METADATA_SERVER, PORT)]
+        # a container that was just spoken to is known by its hardware address, so that no frame asks for it
+        closed = [*noted, (str(other.address), PORT)]
+        assert opened(one, *open_, *closed) == [True] * 8, "nothing else closes them"
         netfilter.establish(netfilter.filter_of(site))
         netfilter.expect(BRIDGE, one.address)
-        assert opened(one, hub, *closed) == [True] + [False] * 4
+        assert opened(one, *open_, *closed) == [True] * 2 + [False] * 6
         assert reaches(str(other.address), PORT), "this machine still reaches containers"
-        noted = {(seen.target, seen.port) for seen in netfilter.refused(BRIDGE) if seen.source == str(one.address)}
-        # a container that was just spoken to is known by its hardware address, so that no frame asks for it
-        assert noted >= {(GATEWAY, port), (NAS_SERVER, PORT), (METADATA_SERVER, PORT)}
-        assert hub not in noted
+        seen = {(seen.target, seen.port) for seen in netfilter.refused(BRIDGE) if seen.source == str(one.address)}
+        assert seen >= set(noted)
+        assert seen.isdisjoint(open_)
         netfilter.establish(netfilter.filter_of(site, [IPv4Address(NAS_SERVER)]))
-        netfilter.expect(BRIDGE, one.address)
         assert opened(one, (NAS_SERVER, PORT), (NAS_SERVER, 53)) == [False, True], "a name server in a denied network"
         netfilter.remove(BRIDGE)
-        assert opened(one, hub, *closed) == [True] * 5
+        assert opened(one, *open_, *closed) == [True] * 8
 
 
 def test_a_connection_from_before_the_filter_ends_with_it(site, engine):
