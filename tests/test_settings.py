@@ -125,7 +125,9 @@ def test_example_shows_the_defaults(tmp_path):
             id="default-above-most",
         ),
         pytest.param(
-            "[campus]\nhttp_proxy = 'proxy:3128'", ["campus.http_proxy = 'proxy:3128'", "http://"], id="proxy-without-http"
+            "[campus]\nhttp_proxy = 'proxy:3128'",
+            ["campus.http_proxy = 'proxy:3128'", "http://"],
+            id="proxy-without-http",
         ),
         pytest.param(
             "[campus]\nhttp_proxy = 'http://a:b@proxy:1'", ["campus.http_proxy", "without a password"], id="told-to-all"
