@@ -51,6 +51,7 @@ class FreshMachine:
         self.root = folder / suite
         self._repository = repository
         self._outer = 0
+        self._groups: set[Path] = set()
 
     def make(self) -> None:
         """Make its files, with nothing but what every Debian has."""
@@ -77,6 +78,7 @@ class FreshMachine:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Bring it up, and end every process of it afterwards."""
+        self._groups = _control_groups()
         binds = "\n".join(
             f"mkdir -p {self.root}{path} && mount --bind -o ro {path} {self.root}{path}" for path in _local_folders()
         )
@@ -143,14 +145,16 @@ class FreshMachine:
         return [str(path.relative_to("/")) for path in Path("/etc/apt/apt.conf.d").glob("99*")]
 
     def _remove_cgroups(self) -> None:
-        """Remove the empty control groups that its engine has left on this machine's kernel."""
-        for top in Path("/sys/fs/cgroup").glob("*/docker"):
-            for folder in sorted(top.rglob("*"), reverse=True):
-                if folder.is_dir():
-                    with suppress(OSError):
-                        folder.rmdir()
+        """Remove the control groups that its engine has left on this machine's kernel; one in use is not removed."""
+        for folder in sorted(_control_groups() - self._groups, reverse=True):
             with suppress(OSError):
-                top.rmdir()
+                folder.rmdir()
+
+
+def _control_groups() -> set[Path]:
+    """The control groups of engines; they are the kernel's, so also another machine's."""
+    tops = [*Path("/sys/fs/cgroup").glob("*/docker"), *Path("/sys/fs/cgroup").glob("docker")]
+    return {*tops, *(folder for top in tops for folder in top.rglob("*") if folder.is_dir())}
 
 
 def _local_folders() -> list[str]:
