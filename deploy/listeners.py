@@ -1,6 +1,7 @@
 """Which program listens on a port, by /proc alone."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +47,16 @@ def _inodes(port: int, root: Path) -> Iterator[str]:
 
 
 def _sockets(process: Path) -> set[str]:
+    found = set()
     try:
-        links = [str(link.readlink()) for link in (process / "fd").iterdir()]
-    except OSError:  # it has ended, or is a kernel thread
-        return set()
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                target = str(link.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    except OSError:  # it has ended
+        return found
+    return found
 
 
 def _name(process: Path) -> str:
