@@ -93,6 +93,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(suite: str, repository: Path) -> FreshMachine:
     machine = FreshMachine(suite, FOLDER, repository)
     machine.make()
+    for old in FOLDER.glob(f"{suite}*.log"):
+        old.unlink()
     return machine
 
 
