@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,9 +84,11 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository() -> Path:
     """What a clone of the committed state comes from."""
-    bare = tmp_path_factory.mktemp("repository") / "gpucampus.git"
+    bare = FOLDER / "gpucampus.git"
+    shutil.rmtree(bare, ignore_errors=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     subprocess.run(["git", "clone", "--quiet", "--bare", str(ROOT), str(bare)], check=True)
     return bare
 
