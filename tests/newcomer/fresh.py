@@ -107,7 +107,7 @@ class FreshMachine:
         """Start a shell script in it, in a process group of its own."""
         environment = {name: value for name, value in os.environ.items() if CARRIED_VARIABLES.match(name)}
         environment |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
-        command = [*self.inside("--mount", "--pid"), f"--root={self.root}", "bash", "-c", f"cd /root && {script}"]
+        command = [*self.inside("--mount", "--pid"), "--root", "--wd", "bash", "-c", f"cd /root && {script}"]
         return subprocess.Popen(
             command,
             env=environment,
