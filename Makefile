@@ -1,11 +1,11 @@
 # `make help` lists the targets. All of them run on a machine that has only git and make (Debian 12 or newer, Ubuntu 24.04).
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run stop clean images test test-cdi test-core test-packages reliability bench lint format lock
+.PHONY: help run stop clean images test test-cdi test-newcomer test-core test-packages reliability bench lint format lock
 
 BIN := .venv/bin
 SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
-MARKED := docker or hub or browser or images or gcc or reliability
+MARKED := docker or hub or browser or images or gcc or reliability or newcomer
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,7 +27,7 @@ test: test-core ## Run all tests; those of engine, hub and browser start a priva
 	@deploy/run test-tools
 	@$(BIN)/python -m deploy.node_packages
 	@$(BIN)/python -m deploy.build_images --fetch
-	$(BIN)/python -m pytest -m "($(MARKED)) and not reliability"
+	$(BIN)/python -m pytest -m "($(MARKED)) and not (reliability or newcomer)"
 
 test-cdi: test-packages ## Run the tests of CDI alone, on a Docker Engine that knows it (part of `make test`)
 	@deploy/run test-tools
@@ -36,6 +36,10 @@ test-cdi: test-packages ## Run the tests of CDI alone, on a Docker Engine that k
 reliability: test-packages ## Kill, cancel and starve a hub at every engine call; writes the table of docs/explanation/reliability.md
 	@deploy/run test-tools
 	$(BIN)/python -m tests.reliability
+
+test-newcomer: test-packages ## Try README's commands on fresh Debian machines, killed in every step; half an hour, needs the network
+	@deploy/run test-tools newcomer
+	$(BIN)/python -m pytest -s -m newcomer tests/newcomer
 
 bench: test-packages ## Measure placement: 64 machines of 8 GPUs, up to 10,000 claims waiting
 	$(BIN)/python -m tests.bench.bench_place

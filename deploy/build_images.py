@@ -22,17 +22,18 @@ from typing import IO
 
 import docker
 
-from deploy import wheels
+from deploy import outside, wheels
+from deploy.steps import tell
+from spawner.campus import CampusError
 from spawner.core import catalog
 
-__all__ = ["BuildError", "build", "build_base", "cache_folder", "connect", "fetch", "main", "read_catalog"]
+__all__ = ["BuildError", "build", "build_base", "cache_folder", "connect", "exists", "fetch", "main", "read_catalog"]
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
 PROJECT = "gpucampus"
 REGISTRY_ANSWERS_S = 5
 ENGINE_TIMEOUT_S = 1800  # between two lines of a build; a step of it says nothing while it copies
-DEBIAN = "http://deb.debian.org"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -76,6 +77,15 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
     context |= {f"wheels/{wheel.name}": wheel for wheel in wheels.fetch(lock, cache / "wheels")}
     labels = _labels(variant, inputs)
     return _build(client, chosen.image, context, labels, base=base, cache=cache, network="none")
+
+
+def exists(reference: str) -> bool:
+    """Whether an image of this name is on the engine, current or not."""
+    try:
+        connect().images.get(reference)
+    except docker.errors.ImageNotFound:
+        return False
+    return True
 
 
 def fetch(variants: Iterable[str], *, cache: Path | None = None) -> None:
@@ -152,6 +162,7 @@ def _registry_answers(reference: str) -> bool:
 def _import_debian(client: docker.DockerClient, base: catalog.Base, cache: Path) -> str:
     """Import the package list as mmdebstrap made it; return the image's id."""
     archive = _debian_archive(base.suite, cache)
+    tell("handing it to the engine")
     repository, tag = f"{PROJECT}/debian", archive.stem.rpartition("-")[2]
     labels = [f"LABEL {key}={value}" for key, value in _labels("debian", tag).items()]
     client.api.import_image(src=str(archive), repository=repository, tag=tag, changes=[*labels, 'CMD ["/bin/sh"]'])
@@ -182,14 +193,23 @@ def _mmdebstrap(suite: str, packages: tuple[str, ...], target: Path) -> None:
     command += ["--aptopt=APT::Install-Recommends false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{path}" for path in unwanted]
     command += ["--dpkgopt=path-include=/usr/share/doc/*/copyright", f"--keyring={KEYRING}", suite, str(target)]
-    command += [f"deb {DEBIAN}/debian {name} main" for name in (suite, f"{suite}-updates")]
-    command += [f"deb {DEBIAN}/debian-security {suite}-security main"]
+    mirror, said = outside.debian_mirror(), []
+    if mirror.startswith("https:") and (bundle := os.environ.get("SSL_CERT_FILE")):
+        # apt reads no variable for it; the image must not keep a path of this machine
+        command += [f'--aptopt=Acquire::https::CAInfo "{bundle}"']
+        command += ['--customize-hook=sed -i /CAInfo/d "$1"/etc/apt/apt.conf.d/99mmdebstrap']
+    command += [f"deb {mirror}/debian {name} main" for name in (suite, f"{suite}-updates")]
+    command += [f"deb {mirror}/debian-security {suite}-security main"]
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+            for line in process.stderr or ():
+                said.append(line)
+                if line.startswith("I: "):
+                    tell(line.removeprefix("I: ").strip().rstrip("."))
     except FileNotFoundError as error:
         raise BuildError("mmdebstrap is missing: `apt-get install mmdebstrap` brings it.") from error
-    if done.returncode:
-        raise BuildError(f"mmdebstrap could not make the base image:\n{_tail(done.stderr)}")
+    if process.returncode:
+        raise BuildError(f"mmdebstrap could not make the base image from {mirror}:\n{_tail(''.join(said))}")
 
 
 def _build(
@@ -205,12 +225,13 @@ def _build(
     """Send the context to the engine's builder, tag what comes out, and return its id."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=cache) as archive:
+        tell("sending files to the engine")
         _pack(context, archive)
         lines = client.api.build(
             fileobj=archive,
             custom_context=True,
             tag=reference,
-            buildargs={"BASE_IMAGE": base},
+            buildargs={"BASE_IMAGE": base} | ({} if network == "none" else _proxies()),
             labels=dict(labels),
             network_mode=network,
             rm=True,
@@ -220,10 +241,18 @@ def _build(
         log: list[str] = []
         for line in lines:
             log.append(line.get("stream", ""))
+            if log[-1].startswith("Step "):
+                tell(log[-1].partition(" : ")[0].lower())
             if "error" in line:
                 raise BuildError(f"{reference} could not be built:\n{_tail(''.join(log))}\n{line['error']}")
     _remove_leftovers(client)
     return str(client.images.get(reference).id)
+
+
+def _proxies() -> dict[str, str]:
+    """The proxy for a build that fetches packages; the engine knows these names, and keeps none in the image."""
+    names = ("http_proxy", "https_proxy", "no_proxy")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def _pack(context: Mapping[str, Path], archive: IO[bytes]) -> None:
@@ -262,12 +291,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name in names:
         start = time.monotonic()
         try:
+            outside.apply()
             what = "fetched"
             if chosen.fetch:
                 fetch([name])
             else:
                 what = build(name)
-        except (BuildError, wheels.WheelError) as error:
+        except (BuildError, CampusError, wheels.WheelError) as error:
             print(error, file=sys.stderr)
             return 1
         print(f"{name}: {what} ({time.monotonic() - start:.1f} s)")

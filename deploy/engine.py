@@ -7,28 +7,51 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
-from deploy import processes
-from deploy.steps import Problem, call
+from deploy import preflight, processes
+from deploy.steps import Problem, call, tell
+from spawner.findings import Status
 
-__all__ = ["PID_FILE", "apt_install", "ensure"]
+__all__ = ["PACKAGES", "PID_FILE", "apt_install", "ensure", "hubs_on", "missing", "root_folder"]
 
 PID_FILE = "dockerd.pid"
+PACKAGES = ("docker.io", "iptables")
 START_S = 60
 
 
+def missing() -> bool:
+    """Whether no engine answers and none is installed, so that `ensure` would install one."""
+    return _info() is None and shutil.which("dockerd") is None and not os.environ.get("DOCKER_HOST")
+
+
+def root_folder() -> Path:
+    """Where the engine keeps its images."""
+    return Path(str((_info() or {}).get("DockerRootDir") or "/var/lib/docker"))
+
+
+def hubs_on(network: str) -> list[str]:
+    """The hubs whose servers are on a network, by their labels."""
+    client = docker.from_env(timeout=10)
+    try:
+        found = client.containers.list(all=True, filters={"label": "gpucampus.hub", "network": network})
+        return [str(container.labels["gpucampus.hub"]) for container in found]
+    finally:
+        client.close()
+
+
 def ensure(state: Path) -> str:
-    """Make sure that an engine answers and can limit memory; return a few words about it."""
+    """Make sure that an engine answers that can serve us; return a few words about it."""
     info = _info()
     how = ""
     if info is None:
         if host := os.environ.get("DOCKER_HOST"):
             raise Problem(f"DOCKER_HOST is {host}, but no engine answers there: start it, or unset DOCKER_HOST.")
         if shutil.which("dockerd") is None:
-            apt_install(["docker.io", "iptables"], state)
+            apt_install(list(PACKAGES), state)
             how = ", installed"
         info = _info() or _start(state)
-    if not info.get("MemoryLimit"):
-        raise Problem("The Docker Engine cannot limit memory here (no memory cgroup), so one person could take it all.")
+    judged = preflight.engine(info, _version())
+    if judged.status is Status.FAIL:
+        raise Problem(preflight.tell([judged]))
     return f"Docker {info['ServerVersion']}{how}"
 
 
@@ -38,8 +61,21 @@ def apt_install(packages: list[str], state: Path) -> None:
         raise Problem(f"Missing: {', '.join(packages)}. This is not Debian or Ubuntu: install them your system's way.")
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     log, apt = state / "log/setup.log", ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    call(["dpkg", "--configure", "-a"], log=log, env=env)  # what a killed run left half-done
+    tell("reading the package lists")
     call([*apt, "update"], log=log, env=env)
+    tell(f"installing {', '.join(packages)}")
     call([*apt, "install", "--yes", "--no-install-recommends", *packages], log=log, env=env)
+
+
+def _version() -> dict[str, object]:
+    client = docker.from_env(timeout=10)
+    try:
+        return dict(client.version())
+    except (DockerException, OSError):
+        return {}
+    finally:
+        client.close()
 
 
 def _info() -> dict[str, object] | None:

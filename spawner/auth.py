@@ -1,15 +1,20 @@
 """Sign-in at the university's OpenID Connect provider."""
 
+import io
 import json
+import ssl
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from jupyterhub.auth import Authenticator
 from oauthenticator.generic import GenericOAuthenticator
+from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError
-from traitlets import Unicode
+from traitlets import Unicode, default
 
 from spawner.audit import AuditLog
 from spawner.core.model import Code
@@ -41,6 +46,10 @@ class CampusAuthenticator(GenericOAuthenticator):
         """,
     )
 
+    @default("http_client")
+    def _campus_http_client(self) -> "CampusHTTPClient":
+        return CampusHTTPClient(validate_cert=self.validate_server_cert)
+
     async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
         """Refuse names that the rule does not allow, in words, then ask the parent about groups."""
         if refusal := check_name(username):
@@ -69,14 +78,52 @@ class CampusAuthenticator(GenericOAuthenticator):
         )
 
 
+class CampusHTTPClient:
+    """Sends the sign-in's requests by the proxy and with the certificates that the environment names.
+
+    Tornado's own client knows no proxy, and reads the certificates once when it is imported.
+    """
+
+    def __init__(self, *, validate_cert: bool = True) -> None:
+        self._validate_cert = validate_cert
+
+    async def fetch(self, request: HTTPRequest, *, raise_error: bool = True) -> HTTPResponse:
+        """Do what Tornado's client does with a request of the sign-in; HTTPClientError without a good answer."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=request.request_timeout, sock_connect=request.connect_timeout)
+            context = ssl.create_default_context()
+            # a request leaves out what is to be as usual
+            if (self._validate_cert if request.validate_cert is None else request.validate_cert) is False:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            async with (
+                aiohttp.ClientSession(trust_env=True, timeout=timeout) as session,
+                session.request(
+                    request.method,
+                    request.url,
+                    headers=dict(request.headers),
+                    data=request.body,
+                    ssl=context,
+                    allow_redirects=request.follow_redirects is not False,
+                ) as answer,
+            ):
+                body = await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise HTTPClientError(599, str(error) or "no answer in time") from error
+        response = HTTPResponse(request, answer.status, HTTPHeaders(answer.headers), buffer=io.BytesIO(body))
+        if raise_error:
+            response.rethrow()
+        return response
+
+
 def discover(issuer: str) -> Mapping[str, str]:
     """Read the provider's endpoints from its discovery document; ProviderError says in one line what is wrong."""
     url = issuer.rstrip("/") + DISCOVERY
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the settings allow http(s) only
+        # an opener of its own: the shared one keeps the proxy and the certificates of its first use
+        with urllib.request.build_opener().open(url, timeout=TIMEOUT_S) as answer:
             document = json.load(answer)
     except (OSError, ValueError) as error:
-        raise ProviderError(f"the identity provider does not answer at {url}: {error}") from error
+        raise ProviderError(f"the identity provider does not answer at {url}: {_why(error)}") from error
     if document.get("issuer", "").rstrip("/") != issuer.rstrip("/"):
         raise ProviderError(
             f"the identity provider at {url} says it is {document.get('issuer')!r}: check sign_in.issuer"
@@ -85,3 +132,15 @@ def discover(issuer: str) -> Mapping[str, str]:
     if missing:
         raise ProviderError(f"the identity provider at {url} names no {missing[0]}")
     return {key: value for key, value in document.items() if isinstance(value, str)}
+
+
+def _why(error: Exception) -> str:
+    """Say what to do where the provider is behind an authority or a proxy of the campus."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted here ({reason.verify_message}): name your certificate authority's file in "
+            "campus.ca_file"
+        )
+    proxy = urllib.request.getproxies().get("https")
+    return f"{error}; asked by the proxy {proxy}" if proxy else str(error)

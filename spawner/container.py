@@ -5,13 +5,15 @@ Reasons are in docs/explanation/decisions.md (no root, nothing written outside h
 
 import resource
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from spawner.campus import BUNDLE, BUNDLE_INSIDE, Campus
 from spawner.core.model import Limits, Person
 from spawner.docker_api import bind_mount, ulimit
 from spawner.injection import Injected
 
-__all__ = ["HostConfigs", "create_arguments", "environment", "home_inside", "host_config"]
+__all__ = ["HostConfigs", "certificates", "create_arguments", "environment", "home_inside", "host_config"]
 
 OOM_SCORE = 500  # when the host runs out of memory, users' processes go before the hub's and the engine's
 CPU_PERIOD_US = 100_000
@@ -56,6 +58,13 @@ def environment(person: Person, injected: Injected) -> dict[str, str | None]:
         "JUPYTER_RUNTIME_DIR": "/tmp/jupyter-runtime",  # noqa: S108 - inside the container
         **injected.environment,
     }
+
+
+def certificates(campus: Campus, state: Path) -> list[Any]:
+    """Mount the certificates that the campus trusts, where it has some of its own; the hub has written them."""
+    if campus.ca_file is None:
+        return []
+    return [bind_mount(str(state / BUNDLE), BUNDLE_INSIDE, read_only=True)]
 
 
 def host_config(

@@ -15,7 +15,7 @@ from jupyterhub.spawner import SpawnException
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from traitlets import default
 
-from spawner import container, runtime
+from spawner import campus, container, runtime
 from spawner.arbiter import Refused
 from spawner.core.entitlements import entitlement_for, roles_for
 from spawner.core.ledger import LABEL
@@ -257,6 +257,7 @@ class GPUDockerSpawner(DockerSpawner):
             with_gpus=claim.gpus > 0,
         )
         mounts = [*from_parent.get("mounts", []), *parts.pop("mounts")]
+        mounts += container.certificates(shared.settings.campus.values(), shared.settings.state)
         return shared.engine.host_config(**(dict(from_parent) | parts | {"mounts": mounts}))
 
     def _create_arguments(self) -> dict[str, Any]:
@@ -267,6 +268,8 @@ class GPUDockerSpawner(DockerSpawner):
         """Build the environment; what bends a GPU grant or an identity is written last."""
         env: dict[str, Any] = super().get_env()
         if self._person is not None:
+            settings = runtime.current().settings
+            env |= campus.inside(settings.campus.values(), settings.network.subnet)
             env |= container.environment(self._person, self._injected)
         return env
 

@@ -247,6 +247,9 @@ def _secret(path: Path) -> bytes:
     except FileNotFoundError:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = secrets.token_bytes(32)
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(key.hex(), encoding="ascii")
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600, exist_ok=False)
+        new.write_text(key.hex(), encoding="ascii")
+        new.replace(path)  # a hub killed here must not leave half a key
         return key

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from spawner.campus import Campus
 from spawner.core.entitlements import Role
 from spawner.core.limits import ContainerDefaults
 from spawner.core.model import Entitlement, Mode, PlacementRules
@@ -67,6 +68,22 @@ def _network(value: object) -> IPv4Network | IPv6Network:
         raise ValueError('allowed is a network such as "10.20.0.0/16" or "fd00:20::/32", without host bits') from error
 
 
+def _proxy(value: str) -> str:
+    """An http proxy without a password: every server is told it."""
+    parts = urlsplit(value)
+    if value and (parts.scheme != "http" or not parts.hostname or parts.username or parts.path not in ("", "/")):
+        raise ValueError("allowed is an address such as http://proxy.example.org:3128, without a password")
+    return value.rstrip("/")
+
+
+def _mirror(value: str) -> str:
+    """An http(s) address without a password, or nothing."""
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.username):
+        raise ValueError("allowed is an address such as https://mirror.example.org/simple, without a password")
+    return value.rstrip("/")
+
+
 def _absolute(value: Path) -> Path:
     """Relative paths count from the repository, not from where a command was typed."""
     return value if value.is_absolute() else ROOT / value
@@ -77,6 +94,8 @@ Duration = Annotated[int, BeforeValidator(_duration)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Place = Annotated[Path, AfterValidator(_absolute)]
+Proxy = Annotated[str, AfterValidator(_proxy)]
+Mirror = Annotated[str, AfterValidator(_mirror)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Shares = Annotated[int, Field(ge=0, le=64)]
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -109,6 +128,29 @@ class NetworkSettings(_Section):
     def gateway(self) -> str:
         """The host's own address on the bridge: where containers reach the hub."""
         return str(next(self.subnet.hosts()))
+
+
+class CampusSettings(_Section):
+    """What stands between this machine and the internet."""
+
+    http_proxy: Proxy = ""
+    https_proxy: Proxy = ""
+    no_proxy: tuple[Annotated[str, Field(pattern=r"^[0-9A-Za-z.:/*-]{1,253}$")], ...] = ()
+    ca_file: Place | None = None
+    pip_index: Mirror = ""
+    apt_mirror: Mirror = ""
+    npm_registry: Mirror = ""
+
+    def values(self) -> Campus:
+        """Give what the variables of programs and containers are made of."""
+        return Campus(
+            http_proxy=self.http_proxy,
+            https_proxy=self.https_proxy,
+            no_proxy=self.no_proxy,
+            ca_file=self.ca_file,
+            pip_index=self.pip_index,
+            npm_registry=self.npm_registry,
+        )
 
 
 class SignInSettings(_Section):
@@ -214,6 +256,7 @@ class Settings(_Section):
     catalog: Place = ROOT / "images" / "catalog.toml"
     hub: HubSettings = HubSettings()
     network: NetworkSettings = NetworkSettings()
+    campus: CampusSettings = CampusSettings()
     sign_in: SignInSettings
     roles: Annotated[dict[Label, RoleSettings], Field(min_length=1)]
     homes: HomeSettings = HomeSettings()

@@ -89,7 +89,7 @@ def test_example_explains_every_key_above_it():
 
 def test_example_shows_the_defaults(tmp_path):
     shown, least = load(EXAMPLE), load(write(tmp_path, LEAST))
-    for name in ("state", "catalog", "hub", "network", "homes", "gpus", "containers", "config_dir"):
+    for name in ("state", "catalog", "hub", "network", "campus", "homes", "gpus", "containers", "config_dir"):
         assert getattr(shown, name) == getattr(least, name), name
 
 
@@ -124,6 +124,16 @@ def test_example_shows_the_defaults(tmp_path):
             ["roles.ta:", "default_memory"],
             id="default-above-most",
         ),
+        pytest.param(
+            "[campus]\nhttp_proxy = 'proxy:3128'",
+            ["campus.http_proxy = 'proxy:3128'", "http://"],
+            id="proxy-without-http",
+        ),
+        pytest.param(
+            "[campus]\nhttp_proxy = 'http://a:b@proxy:1'", ["campus.http_proxy", "without a password"], id="told-to-all"
+        ),
+        pytest.param("[campus]\npip_index = 'pypi.org'", ["campus.pip_index", "https://"], id="mirror"),
+        pytest.param("[campus]\nno_proxy = ['a b']", ["campus.no_proxy.0 = 'a b'"], id="no-proxy"),
         pytest.param("[gpus]\ninjection = 'magic'", ["gpus.injection = 'magic'", "'cdi'"], id="injection"),
     ],
 )

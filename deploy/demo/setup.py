@@ -19,6 +19,7 @@ from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from deploy import outside
 from deploy.demo.accounts import ACCOUNTS, ensure_accounts
 from deploy.demo.files import write_if_missing, write_private
 from deploy.demo.gpus.make import SimulatedGPUs, SimulationError, build
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRETS = ("crypt_key", "cookie_secret", "proxy_token", "client_secret")
 CLIENT = "gpucampus"
 USUAL_PORT = 8000
-HEADER = "# Written by `make run` for the demo, and written again when it differs. Remove this line to keep changes."
+HEADER = outside.DEMO_HEADER
 
 
 class DemoError(RuntimeError):
@@ -197,6 +198,9 @@ name = {q(ports.name)}
 bridge = {q(ports.bridge)}
 subnet = {q(ports.subnet)}
 
+[campus]
+{_campus_text()}
+
 [sign_in]
 issuer = {q(ports.issuer)}
 client_id = {q(CLIENT)}
@@ -238,6 +242,11 @@ idle = "4h"
 root = {q(str(state / "homes"))}
 
 {_gpus_text(gpus)}"""
+
+
+def _campus_text() -> str:
+    """What stands between this machine and the internet, as the environment says."""
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in outside.demo_section(os.environ).items())
 
 
 def _gpus_text(gpus: SimulatedGPUs | None) -> str:

@@ -110,3 +110,55 @@ def test_the_base_comes_from_the_registry_only_where_that_answers(
     assert build_images.build_base(client, base, tmp_path) == "sha256:base"
     assert (built["base"], built["network"]) == (below, network)
     assert client.images.pull.called == (below == PINNED)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "authority"),
+    [
+        pytest.param("", False, id="official"),
+        pytest.param("http://apt.example.org", False, id="mirror"),
+        pytest.param("https://apt.example.org/", True, id="mirror-of-the-campus-s-own-authority"),
+    ],
+)
+def test_the_base_s_packages_come_from_the_mirror_and_the_image_keeps_no_path_of_this_machine(
+    mirror: str, authority: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    program = tmp_path / "mmdebstrap"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.asked"\necho "I: downloading packages..." >&2\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("GPUCAMPUS_APT_MIRROR", mirror)
+    monkeypatch.setenv("SSL_CERT_FILE", "/state/ca-bundle.pem")
+    told: list[str] = []
+    monkeypatch.setattr(build_images, "tell", told.append)
+    build_images._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")
+    asked = (tmp_path / "mmdebstrap.asked").read_text().splitlines()
+    assert [line.split()[1] for line in asked if line.startswith("deb ")] == [
+        f"{mirror.rstrip('/') or 'http://deb.debian.org'}/{part}" for part in ("debian", "debian", "debian-security")
+    ]
+    assert any("ca-bundle.pem" in line for line in asked) is authority
+    assert any("CAInfo/d" in line for line in asked) is authority
+    assert told == ["downloading packages"]
+
+
+def test_a_mirror_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "mmdebstrap").write_text("#!/bin/sh\necho 'E: no such suite' >&2\nexit 25\n")
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("GPUCAMPUS_APT_MIRROR", "http://apt.example.org")
+    with pytest.raises(BuildError, match=r"(?s)from http://apt\.example\.org.*no such suite"):
+        build_images._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")
+
+
+def test_a_build_with_a_network_is_told_the_proxy_and_one_without_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
+    client = MagicMock()
+    client.api.build.return_value = []
+    client.images.list.return_value = []
+    told = []
+    for network in ("none", None):
+        build_images._build(client, "x", {}, {}, base="b", cache=tmp_path, network=network)
+        told.append(client.api.build.call_args.kwargs["buildargs"].get("https_proxy"))
+    assert told == [None, "http://proxy.example.org:3128"]

@@ -1,4 +1,5 @@
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_a_special_build_that_nobody_has_is_said_in_one_sentence_with_the_remedy
     assert "PIP_FIND_LINKS" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [wheels.CPU_INDEX in options for options in asked] == [False, True], "pip's own sources come first"
+
+
+def test_pip_tells_how_far_it_is_and_its_own_last_words_where_it_fails(monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(wheels, "tell", told.append)
+    says = "print('Collecting a==1'); print('  Downloading a'); print('Collecting b==2 (from -r x)')"
+    wheels._run_pip([sys.executable, "-c", says], 2)
+    assert told == ["1 of 2 packages: a", "2 of 2 packages: b"]
+    with pytest.raises(WheelError, match="ERROR: no matching distribution"):
+        wheels._run_pip([sys.executable, "-c", "print('ERROR: no matching distribution'); raise SystemExit(1)"], 1)
