@@ -90,7 +90,8 @@ def test_the_first_settings_are_the_example_with_the_places_of_production(places
     assert found.roles == example.roles
     assert not found.gpus.simulated
     first = places.settings.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("# Settings of this hub") and "Copy this file" not in places.settings.read_text()
+    assert first.startswith("# Settings of this hub")
+    assert "Copy this file" not in places.settings.read_text()
 
 
 def test_an_example_that_has_changed_under_us_is_an_error_and_not_a_wrong_file(places):
@@ -133,7 +134,8 @@ def test_the_web_servers_site_is_the_operators_once_it_is_there(places):
     site = places.nginx / "sites-available/gpucampus.conf"
     settings = settings_file.load(places.settings)
     install.write_site(places, settings)
-    assert "server_name hub.campus.org *.hub.campus.org;" in site.read_text() and "@" not in site.read_text()
+    assert "server_name hub.campus.org *.hub.campus.org;" in site.read_text()
+    assert "@" not in site.read_text()
     site.write_text("mine")
     install.write_site(places, settings)
     assert site.read_text() == "mine"
@@ -160,3 +162,23 @@ def test_without_root_it_says_so(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(Problem, match="sudo"):
         install.check()
+
+
+def test_the_guide_shows_what_is_really_said_at_the_end(places):
+    write_settings(places)
+    usual = Places()
+    said = install.farewell(
+        usual, settings_file.load(places.settings), missing(places, settings_file.load(places.settings))
+    )
+    said = said.replace(str(places.etc), str(usual.etc))
+    guide = (ROOT / "docs/howto/install.md").read_text(encoding="utf-8")
+    shown = guide.partition("<!-- left -->\n```\n")[2].partition("\n```")[0]
+    assert shown == said.strip()
+
+
+def test_the_guide_names_every_unit_and_only_files_that_are_written(places):
+    guide = (ROOT / "docs/howto/install.md").read_text(encoding="utf-8")
+    for name in UNITS:
+        assert f"`{name.removesuffix('.service')}`" in guide
+    for path in (Places().settings, Places().command, Places().nginx / "sites-enabled/gpucampus.conf"):
+        assert str(path) in guide
