@@ -1,7 +1,7 @@
 # `make help` lists the targets. All of them run on a machine that has only git and make (Debian 12 or newer, Ubuntu 24.04).
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run stop clean images test test-cdi test-newcomer test-core test-packages reliability bench lint format lock
+.PHONY: help run stop clean install images test test-cdi test-newcomer test-core test-packages reliability bench lint format lock
 
 BIN := .venv/bin
 SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
@@ -18,6 +18,10 @@ stop: ## End the hub, the proxy and the sign-in, and remove the servers' contain
 
 clean: ## make stop, then remove what the project made: images, network, state, packages; homes only with HOMES=1
 	@deploy/run clean
+
+install: ## Put the hub on this machine as systemd services behind nginx; docs/howto/install.md
+	@deploy/run packages
+	@$(BIN)/python -m deploy.install
 
 images: ## Build every variant of images/catalog.toml that is not current
 	@deploy/run packages

@@ -62,12 +62,13 @@ c.OAuthenticator.username_claim = sign_in.username_claim
 c.OAuthenticator.auth_state_groups_key = f"oauth_user.{sign_in.groups_claim}"
 c.OAuthenticator.http_request_kwargs = {"connect_timeout": 3, "request_timeout": 5}
 
-rule = Path(__file__).parent / "deploy" / "idle_culler_config.py"
-idle_culler = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves none behind
-idle_culler += [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
-idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}"]
-operator = {"name": "operator", "api_token": hub_api.ensure_operator_token(settings.state)}
-c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}, operator]
+culler = {"name": "idle-culler", "api_token": hub_api.ensure_token(settings.state, "idle_culler_token")}
+if hub.run_culler:
+    culler["cwd"] = str(Path(__file__).parent)
+    culler["command"] = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves none behind
+    culler["command"] += [sys.executable, "-m", "deploy.programs", "culler"]
+operator = {"name": "operator", "api_token": hub_api.ensure_token(settings.state, hub_api.OPERATOR)}
+c.JupyterHub.services = [culler, operator]
 scopes = list(hub_api.SCOPES)
 culler_role = {"name": "idle-culler", "scopes": [*scopes, "read:users:activity"], "services": ["idle-culler"]}
 c.JupyterHub.load_roles = [culler_role, {"name": "operator", "scopes": scopes, "services": ["operator"]}]

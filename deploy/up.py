@@ -7,7 +7,6 @@ sign-in and servers are no children of the hub: Ctrl-C ends the hub alone, and t
 import fcntl
 import getpass
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -20,8 +19,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from deploy import build_images, engine, node_packages, outside, preflight, processes, wheels
-from deploy.demo.files import write_if_missing
+from deploy import build_images, engine, node_packages, outside, preflight, processes, programs, wheels
 from deploy.demo.setup import Demo, DemoError, Ports, accounts_table
 from deploy.demo.setup import prepare as prepare_demo
 from deploy.processes import Program
@@ -89,7 +87,7 @@ def make_plan(state: Path) -> Plan:
         return Plan(hub=demo.name, network=demo.name, ports=used | {demo.hub: "the hub"})
     settings = settings_file.load()
     hub = settings.hub
-    used = {urlsplit(hub.public_url).port or 80: "the proxy", hub.proxy_api_port: "the proxy's API"}
+    used = {hub.listen_port: "the proxy", hub.proxy_api_port: "the proxy's API"}
     return Plan(hub=hub.name, network=settings.network.name, ports=used | {hub.hub_port: "the hub"})
 
 
@@ -195,15 +193,11 @@ def start_sign_in(state: Path, demo: Demo) -> str:
 
 def start_proxy(state: Path, settings: Settings) -> str:
     """Start the proxy unless it answers; it sends each person's host name to that person's server."""
-    public, api = urlsplit(settings.hub.public_url), settings.hub.proxy_api_port
-    token = secret(state, "proxy_token")
-    command = [str(node_packages.NODE), str(node_packages.PROXY), "--ip", "127.0.0.1"]
-    command += ["--port", str(public.port or 80), "--api-ip", "127.0.0.1", "--api-port", str(api)]
-    command += ["--host-routing"]
-    command += ["--error-target", f"http://{settings.network.gateway}:{settings.hub.hub_port}/hub/error"]
-    env = node_packages.environment() | {"CONFIGPROXY_AUTH_TOKEN": token}
-    program = Program(what="The proxy", pid_file=PROXY, command=tuple(command), env=env)
-    return program.ensure(state, f"http://127.0.0.1:{api}/api/routes", {"Authorization": f"token {token}"})
+    command = programs.proxy(settings)
+    env = node_packages.environment() | dict(command.env)
+    program = Program(what="The proxy", pid_file=PROXY, command=command.words, env=env)
+    token = {"Authorization": f"token {command.env['CONFIGPROXY_AUTH_TOKEN']}"}
+    return program.ensure(state, f"http://127.0.0.1:{settings.hub.proxy_api_port}/api/routes", token)
 
 
 def start_hub(state: Path, settings: Settings) -> subprocess.Popen[bytes] | None:
@@ -211,19 +205,17 @@ def start_hub(state: Path, settings: Settings) -> subprocess.Popen[bytes] | None
     file, log = state / "run" / HUB, state / "log/hub.log"
     if processes.read(file) is not None:
         return None
-    bin_folder = Path(sys.executable).parent
-    env = node_packages.environment() | {
-        "JUPYTERHUB_CRYPT_KEY": secret(state, "crypt_key"),
-        "CONFIGPROXY_AUTH_TOKEN": secret(state, "proxy_token"),
-    }
-    command = [str(bin_folder / "jupyterhub"), "-f", str(ROOT / "jupyterhub_config.py")]
-    address = f"http://127.0.0.1:{urlsplit(settings.hub.public_url).port or 80}/hub/health"
+    command = programs.hub(settings)
+    env = node_packages.environment() | dict(command.env)
+    address = f"http://127.0.0.1:{settings.hub.listen_port}/hub/health"
     host = {"Host": urlsplit(settings.hub.public_url).netloc}
     log.parent.mkdir(parents=True, exist_ok=True)
     with step("Hub"), log.open("wb") as output:
         # in our process group: Ctrl-C reaches it like any program in the foreground
-        hub = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=state)
-        processes.record(file, hub.pid, command)
+        hub = subprocess.Popen(
+            command.words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=state
+        )
+        processes.record(file, hub.pid, command.words)
         try:
             processes.wait_until(
                 lambda: processes.answers(address, headers=host) == 200,
@@ -283,14 +275,6 @@ def tunnel(env: Mapping[str, str], settings: Settings) -> str:
     host = came[2] if len(came) > 2 else socket.gethostname()
     ports = [urlsplit(address).port or 80 for address in (settings.hub.public_url, settings.sign_in.issuer)]
     return f"ssh -L {ports[0]}:localhost:{ports[0]} -L {ports[1]}:127.0.0.1:{ports[1]} {user}@{host}"
-
-
-def secret(state: Path, name: str) -> str:
-    """Read a secret of the hub; made at the first run, readable by root alone, and never half-written."""
-    file = state / "secrets" / name
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_if_missing(file, secrets.token_hex(32) + "\n")
-    return file.read_text().strip()
 
 
 @contextmanager

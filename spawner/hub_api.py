@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["SCOPES", "HubAPI", "HubServer", "HubUnknown", "ensure_operator_token", "operator_token"]
+__all__ = ["OPERATOR", "SCOPES", "HubAPI", "HubServer", "HubUnknown", "ensure_token", "operator_token"]
 
+OPERATOR = "operator_token"
 SCOPES = ("list:users", "read:servers", "admin:server_state", "delete:servers")
 TIMEOUT_S = 5
 STOP_TIMEOUT_S = 60  # the hub answers a stop when it is done or after its slow_stop_timeout
@@ -105,7 +106,26 @@ class HubAPI:
 
 def operator_token(state: Path) -> str:
     """Read the operator's token; HubUnknown says what to do where that cannot be."""
-    path = _path(state)
+    return _token(state / "secrets" / OPERATOR)
+
+
+def ensure_token(state: Path, name: str) -> str:
+    """Give a token of the hub's own services, made at the first start; for the hub's configuration."""
+    path = state / "secrets" / name
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # whole or not at all: a crash in between leaves no half of it
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        draft.replace(path)
+    try:
+        return _token(path)
+    except HubUnknown as error:
+        raise SystemExit(f"gpucampus: {error}") from error
+
+
+def _token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
@@ -117,27 +137,8 @@ def operator_token(state: Path) -> str:
     return token
 
 
-def ensure_operator_token(state: Path) -> str:
-    """Give the operator's token, made at the first start; for the hub's configuration."""
-    path = _path(state)
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # whole or not at all: a crash in between leaves no half of it
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
-        draft.replace(path)
-    try:
-        return operator_token(state)
-    except HubUnknown as error:
-        raise SystemExit(f"gpucampus: {error}") from error
-
-
-def _path(state: Path) -> Path:
-    return state / "secrets" / "operator_token"
-
-
 def _refused(status: int, method: str, path: str, state: Path) -> str:
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return f"the hub does not take the token of {_path(state)}: restart the hub, which reads it when it starts"
+        file = state / "secrets" / OPERATOR
+        return f"the hub does not take the token of {file}: restart the hub, which reads it when it starts"
     return f"the hub answered {status} to {method} {path.partition('?')[0]}; its log says why"

@@ -112,8 +112,16 @@ class HubSettings(_Section):
     public_url: Origin = "http://localhost:8000"
     hub_port: Port = 8081
     proxy_api_port: Port = 8001
+    proxy_port: Port | None = None
+    run_culler: bool = True
     language: Literal["en", "zh"] = "en"
     servers_per_person: Annotated[int, Field(ge=1, le=100)] = 3
+
+    @property
+    def listen_port(self) -> int:
+        """Where the proxy listens on 127.0.0.1; behind a web server with TLS it is not the port that people type."""
+        plain = urlsplit(self.public_url).scheme == "http"
+        return self.proxy_port or ((urlsplit(self.public_url).port or 80) if plain else 8000)
 
 
 class NetworkSettings(_Section):

@@ -19,7 +19,7 @@ from spawner import cli, nvml
 from spawner.cli import ending
 from spawner.core.ledger import Container, from_labels
 from spawner.docker_api import EngineRefuses, EngineUnknown
-from spawner.hub_api import SCOPES, HubAPI, HubUnknown, ensure_operator_token
+from spawner.hub_api import OPERATOR, SCOPES, HubAPI, HubUnknown, ensure_token
 from spawner.records import Records
 from spawner.settings import GPUSettings
 from tests.test_cli import container
@@ -67,7 +67,7 @@ class StandInHub:
 
     def __init__(self, engine: Engine, state: Path) -> None:
         self.engine = engine
-        self.token = ensure_operator_token(state)
+        self.token = ensure_token(state, OPERATOR)
         self.servers: list[tuple[str, str, str]] = []
         self.idle_people = 0
         self.asked: list[str] = []
@@ -640,11 +640,11 @@ def test_a_mistake_in_a_question_is_exit_2(settings, words):
 
 
 def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path):
-    token = ensure_operator_token(tmp_path)
+    token = ensure_token(tmp_path, OPERATOR)
     path = tmp_path / "secrets" / "operator_token"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert ensure_operator_token(tmp_path) == token
+    assert ensure_token(tmp_path, OPERATOR) == token
     assert [file.name for file in path.parent.iterdir()] == ["operator_token"]
 
 
@@ -654,7 +654,7 @@ def test_a_broken_token_is_said_with_its_remedy_and_never_sent(tmp_path, content
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(SystemExit, match="operator_token"):
-        ensure_operator_token(tmp_path)
+        ensure_token(tmp_path, OPERATOR)
     with pytest.raises(HubUnknown, match="operator_token"):
         HubAPI("127.0.0.1", 9, tmp_path).servers()
 

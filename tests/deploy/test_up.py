@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy import outside, up
+from deploy import outside, programs, up
 from deploy.steps import ROOT, Problem
 from spawner import settings as settings_file
 
@@ -52,7 +52,7 @@ def test_settings_of_one_s_own_are_planned_by_what_they_say(state, place, monkey
     if place != "settings.toml":
         monkeypatch.setenv("GPUCAMPUS_SETTINGS", str(state / place))
     plan = up.make_plan(state)
-    assert (plan.hub, plan.network, list(plan.ports)) == ("lab", "lab-net", [80, 9001, 9081])
+    assert (plan.hub, plan.network, list(plan.ports)) == ("lab", "lab-net", [8000, 9001, 9081])
 
 
 def test_the_demo_s_own_file_of_an_earlier_run_plans_nothing(state):
@@ -120,7 +120,7 @@ def test_a_disk_too_small_for_anything_is_refused(state, monkeypatch):
 def test_a_secret_that_was_broken_off_half_way_is_made_whole(state):
     (state / "secrets").mkdir()
     (state / "secrets/proxy_token.new").write_text("ab")
-    made = up.secret(state, "proxy_token")
+    made = programs.secret(state, "proxy_token")
     assert len(made) == 64
-    assert up.secret(state, "proxy_token") == made
+    assert programs.secret(state, "proxy_token") == made
     assert (state / "secrets/proxy_token").stat().st_mode & 0o777 == 0o600

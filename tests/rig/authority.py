@@ -20,7 +20,7 @@ class Authority:
 
     def __init__(self, folder: Path, names: tuple[str, ...] = ("localhost", "sso.example.org")) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.certificate, self._chain = folder / "ca.pem", folder / "server.pem"
+        self.certificate, self.chain = folder / "ca.pem", folder / "server.pem"
         key, issuer = ec.generate_private_key(ec.SECP256R1()), _name("Campus CA")
         own = _builder(issuer, issuer, key.public_key())
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -28,7 +28,7 @@ class Authority:
         server = ec.generate_private_key(ec.SECP256R1())
         alternative = x509.SubjectAlternativeName([*(x509.DNSName(name) for name in names), x509.IPAddress(LOOPBACK)])
         signed = _builder(_name(names[0]), issuer, server.public_key()).add_extension(alternative, critical=False)
-        self._chain.write_bytes(
+        self.chain.write_bytes(
             server.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
@@ -38,7 +38,7 @@ class Authority:
     def server_context(self) -> ssl.SSLContext:
         """What a server of this authority serves with."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._chain)
+        context.load_cert_chain(self.chain)
         return context
 
 
