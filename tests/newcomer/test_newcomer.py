@@ -78,9 +78,10 @@ class Run:
         self.process.wait(30)
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Ctrl-C; nsenter goes at once, what it started takes its time."""
         os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(60)
+        wait_until_sync(lambda: "The hub has ended" in self.text, 60, "the hub has ended")
 
 
 @pytest.fixture(scope="module")
