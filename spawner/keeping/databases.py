@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from alembic.util import CommandError
 from spawner import records
 from spawner.keeping.files import KeepingError
 
-__all__ = ["DATABASES", "HUB", "RECORDS", "Database", "Standing", "revision", "snapshot"]
+__all__ = ["DATABASES", "HUB", "RECORDS", "Database", "Standing", "migrations_in", "revision", "snapshot"]
 
 SNAPSHOT_S = 60
 
@@ -44,7 +45,7 @@ class Database:
         found = revision(path)
         if found is None:
             return Standing.MISSING
-        known = self._scripts()
+        known = migrations_in(self.scripts)
         if found == known.get_current_head():
             return Standing.CURRENT
         try:
@@ -58,7 +59,9 @@ class Database:
         found = revision(path)
         if found is None or self.standing(path) is not Standing.OLDER:
             return ()
-        steps = [step for step in self._scripts().iterate_revisions("head", found) if step.revision != found]
+        steps = [
+            step for step in migrations_in(self.scripts).iterate_revisions("head", found) if step.revision != found
+        ]
         return tuple(f"{step.revision} {(step.doc or '').splitlines()[0]}".strip() for step in reversed(steps))
 
     def refuse_newer(self, path: Path) -> None:
@@ -68,11 +71,6 @@ class Database:
                 f"{path} has the revision {revision(path)}, which this version does not know: check out the version "
                 "that wrote it, or restore a backup made before the upgrade (docs/howto/upgrade.md)"
             )
-
-    def _scripts(self) -> ScriptDirectory:
-        config = Config()
-        config.set_main_option("script_location", str(self.scripts).replace("%", "%%"))
-        return ScriptDirectory.from_config(config)
 
 
 def _folder_of(package: str) -> Path:
@@ -87,6 +85,14 @@ HUB = Database("hub.sqlite", "JupyterHub", _folder_of("jupyterhub") / "alembic")
 RECORDS = Database("records.sqlite", "gpucampus", records.MIGRATIONS)
 # JupyterHub's first: a person whom only the records know is no harm, a person without a uid would get a new one
 DATABASES = (HUB, RECORDS)
+
+
+@cache
+def migrations_in(folder: Path) -> ScriptDirectory:
+    """The migrations that a folder holds, read once."""
+    config = Config()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return ScriptDirectory.from_config(config)
 
 
 def revision(path: Path) -> str | None:

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["AUXILIARY", "KeepingError", "copy", "folder", "move", "remove", "write"]
+__all__ = ["AUXILIARY", "KeepingError", "copy", "folder", "free", "move", "remove", "write"]
 
 AUXILIARY = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a database; beside another one it is poison
 
@@ -19,6 +19,12 @@ def folder(path: Path, mode: int = 0o755) -> None:
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for made in reversed(missing):
         _sync(made.parent)
+
+
+def free(path: Path) -> Path:
+    """Give the path, or the first like it that is not taken."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, 10_000))
+    return path if not path.exists() else next(one for one in numbered if not one.exists())
 
 
 def copy(source: Path, target: Path, *, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:

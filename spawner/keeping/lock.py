@@ -13,7 +13,7 @@ from pathlib import Path
 from spawner.keeping.databases import DATABASES
 from spawner.keeping.files import KeepingError, folder
 
-__all__ = ["RESTORE", "UPGRADE", "admit", "alone"]
+__all__ = ["RESTORE", "UPGRADE", "admit", "alone", "broken_off"]
 
 RESTORE, UPGRADE = "restore.json", "upgrade.json"  # notes of work that is not finished
 _held: list[int] = []  # for as long as the process lives
@@ -22,9 +22,8 @@ _held: list[int] = []  # for as long as the process lives
 def admit(state: Path) -> None:
     """Let the hub in, and note that it uses this state; KeepingError where it must not start with it."""
     _held.append(_take(state, fcntl.LOCK_SH, f"a restore or an upgrade is at work with {state}: wait for its end"))
-    for note, command in ((RESTORE, "restore"), (UPGRADE, "upgrade")):
-        if (state / note).exists():
-            raise KeepingError(f"a {command} of {state} broke off: run `gpucampus {command}`, which goes on from there")
+    for what, command in broken_off(state):
+        raise KeepingError(f"{what} of {state} broke off: run `{command}`, which goes on from there")
     for database in DATABASES:
         path = state / database.name
         database.refuse_newer(path)
@@ -33,6 +32,12 @@ def admit(state: Path) -> None:
                 f"{path} lacks {len(steps)} migration(s) of this version: run `gpucampus upgrade`, which makes a "
                 "backup first"
             )
+
+
+def broken_off(state: Path) -> list[tuple[str, str]]:
+    """What is not finished in a state folder, and the command that goes on with it."""
+    notes = ((RESTORE, "a restore", "gpucampus restore"), (UPGRADE, "an upgrade", "gpucampus upgrade"))
+    return [(what, command) for note, what, command in notes if (state / note).exists()]
 
 
 @contextmanager

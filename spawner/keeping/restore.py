@@ -8,7 +8,6 @@
 5. The files are replaced, the settings first, since they say where the note is; then the note goes.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -157,10 +156,7 @@ def _same_hub(file: Path, manifest: Manifest, here: Places, there: Places, name:
 
 
 def _kept(state: Path, when: datetime) -> Path:
-    """A folder that is not there yet."""
-    first = state / f"before-restore-{stamp(when)}"
-    later = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
-    return next(path for path in itertools.chain([first], later) if not path.exists())
+    return files.free(state / f"before-restore-{stamp(when)}")
 
 
 def _keep(places: Places, names: Iterable[str], kept: Path) -> None:

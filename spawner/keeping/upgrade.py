@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from spawner.findings import Finding, Status
 from spawner.keeping import backup, files, restore
 from spawner.keeping.databases import DATABASES, HUB, RECORDS, Database, Standing
 from spawner.keeping.files import KeepingError
-from spawner.keeping.lock import RESTORE, UPGRADE
+from spawner.keeping.lock import UPGRADE, broken_off
 from spawner.records import Records, RecordsError
 from spawner.settings import ROOT, Settings
 
@@ -43,10 +44,9 @@ def check(settings: Settings, images: list[dict[str, Any]] | str) -> list[Findin
     """Compare what is there with what this version needs; `images` is the answer of look_at_images."""
     ok = Finding("version", Status.OK, f"gpucampus {__version__}, JupyterHub {version('jupyterhub')}")
     found = [ok, Finding("settings", Status.OK, f"version {settings.version}, the newest")]
-    for note, command in ((RESTORE, "restore"), (UPGRADE, "upgrade")):
-        if (settings.state / note).exists():
-            text = f"a {command} broke off, and the hub does not start"
-            found.append(Finding(command, Status.FAIL, text, f"`gpucampus {command}` goes on from there"))
+    for what, command in broken_off(settings.state):
+        text, remedy = f"{what} broke off, and the hub does not start", f"`{command}` goes on from there"
+        found.append(Finding(command.rpartition(" ")[2], Status.FAIL, text, remedy))
     found += [_database(database, settings.state / database.name) for database in DATABASES]
     if isinstance(images, str):
         return [*found, Finding("images", Status.FAIL, images, "start the container engine, and ask again")]
@@ -79,7 +79,7 @@ def migrate(settings: Settings, settings_path: Path, when: datetime) -> Upgraded
     if not any(pending.values()):
         return Upgraded(done=(), backup=None)
     files.folder(state / "backups", 0o700)
-    target = state / "backups" / f"before-upgrade-{backup.default_name(settings, when)}"
+    target = files.free(state / "backups" / f"before-upgrade-{backup.default_name(settings, when)}")
     backup.make(settings, settings_path, target, when)
     files.write(state / UPGRADE, json.dumps({"backup": target.name}))
     try:
@@ -129,9 +129,10 @@ def _migrate_hub(path: Path) -> None:
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"}
     command = [sys.executable, "-m", "jupyterhub", "upgrade-db", f"--JupyterHub.db_url=sqlite:///{path}"]
     try:
-        done = subprocess.run(
-            command, cwd=path.parent, env=env, capture_output=True, text=True, check=False, timeout=MIGRATION_S
-        )
+        with tempfile.TemporaryDirectory() as empty:  # it would read a jupyterhub_config.py where it stands
+            done = subprocess.run(
+                command, cwd=empty, env=env, capture_output=True, text=True, check=False, timeout=MIGRATION_S
+            )
     except subprocess.TimeoutExpired as error:
         raise KeepingError(f"JupyterHub's migration took more than {MIGRATION_S} s") from error
     if done.returncode:

@@ -49,13 +49,11 @@ def test_a_hub_that_lost_its_state_is_put_back_and_nobodys_server_notices(people
         path.unlink()
     shutil.rmtree(demo_hub.state / "secrets")
     (demo_hub.state / "settings.toml").unlink()
-    assert student.lab().status_code == httpx.codes.OK, "the server and its route need no hub"
 
     gpucampus(demo_hub, "restore", str(file), "--yes")
     demo_hub.start()
     assert student.container().id == container
     assert gpucampus(demo_hub, "leases")["leases"] == [lease]
-    assert gpucampus(demo_hub, "orphans")["orphans"] == []
     assert routes(demo_hub) == before
     assert student.server()["ready"], "the token that was given out before is taken, and the server is known"
     assert student.lab().status_code == httpx.codes.OK
@@ -63,8 +61,6 @@ def test_a_hub_that_lost_its_state_is_put_back_and_nobodys_server_notices(people
     home = student.browser.get(f"{demo_hub.url}/hub/home")
     assert (home.status_code, home.url.path) == (httpx.codes.OK, "/hub/home")
     assert persons_of(demo_hub) == persons
-    student.stop()
-    assert gpucampus(demo_hub, "leases")["leases"] == []
     for left in demo_hub.state.glob("before-restore-*"):
         shutil.rmtree(left)
 

@@ -13,7 +13,7 @@ import pytest
 
 from spawner import settings as settings_file
 from spawner.keeping import backup, lock, restore
-from spawner.keeping.databases import HUB
+from spawner.keeping.databases import HUB, migrations_in
 from spawner.records import Records
 from spawner.settings import Settings
 from tests.test_settings import LEAST
@@ -113,7 +113,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hub_head() -> str:
-    head = HUB._scripts().get_current_head()
+    head = migrations_in(HUB.scripts).get_current_head()
     assert head
     return head
 

@@ -91,7 +91,8 @@ def test_the_lock_goes_with_the_process_however_it_ends(hub: Kept):
     with subprocess.Popen(
         [sys.executable, "-c", script, str(hub.state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout and process.stdout.readline() == "held\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         with pytest.raises(KeepingError, match="end it first"), lock.alone(hub.state):
             pass
         process.kill()
@@ -114,7 +115,7 @@ def test_the_backup_of_another_hub_needs_a_word(hub: Kept, databases, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     other.backup("b.tar")
     os.environ["GPUCAMPUS_SETTINGS"] = str(hub.path)
-    with pytest.raises(KeepingError, match="has its state in .*elsewhere, and here it is in"):
+    with pytest.raises(KeepingError, match=r"has its state in .*elsewhere, and here it is in"):
         hub.restore(file)
     assert hub.content() == before
 
@@ -141,7 +142,7 @@ def test_settings_that_this_version_cannot_read_are_refused(hub: Kept):
     file = backup.make(settings, hub.path, hub.folder / "a.tar", NOW).file
     hub.path.write_text(good)
     before = hub.content()
-    with pytest.raises(KeepingError, match="not for this version .*future is not a setting"):
+    with pytest.raises(KeepingError, match=r"not for this version .*future is not a setting"):
         hub.restore(file)
     assert hub.content() == before
 
@@ -181,7 +182,7 @@ class Machine:
 def settled(hub: Kept) -> dict[str, str]:
     """What the next start of the hub would find, and what the next run makes of it."""
     if (hub.state / lock.RESTORE).exists():
-        with pytest.raises(KeepingError, match="a restore of .* broke off"):
+        with pytest.raises(KeepingError, match=r"a restore of .* broke off"):
             lock.admit(hub.state)
         while lock._held:
             os.close(lock._held.pop())
@@ -229,7 +230,9 @@ def test_a_restore_that_breaks_off_over_and_over_comes_to_its_end(hub: Kept, mon
     with monkeypatch.context() as patched, lock.alone(hub.state), restore.unpacking(hub.state) as folder:
         opened = restore.open_backup(file, folder, hub.settings)
         real = restore.finish
-        patched.setattr(restore, "finish", lambda state: stop(state) if (state / lock.RESTORE).exists() else real(state))
+        patched.setattr(
+            restore, "finish", lambda state: stop(state) if (state / lock.RESTORE).exists() else real(state)
+        )
         with pytest.raises(Crash):
             restore.put_back(opened, NOW)
     lives = 0
