@@ -33,7 +33,7 @@ def backup_command(
     """Keep databases, secrets, settings, catalog and config.d in one file; the hub may run. Homes are not in it."""
     settings = load(as_json=as_json)
     now = datetime.now(UTC)
-    with _keeping(as_json=as_json):
+    with _keeping(as_json=as_json), lock.beside(settings.state):
         made = backups.make(
             settings,
             settings_file.locate(),

@@ -13,7 +13,7 @@ from pathlib import Path
 from spawner.keeping.databases import DATABASES
 from spawner.keeping.files import KeepingError, folder
 
-__all__ = ["RESTORE", "UPGRADE", "admit", "alone", "broken_off"]
+__all__ = ["RESTORE", "UPGRADE", "admit", "alone", "beside", "broken_off"]
 
 RESTORE, UPGRADE = "restore.json", "upgrade.json"  # notes of work that is not finished
 _held: list[int] = []  # for as long as the process lives
@@ -21,9 +21,7 @@ _held: list[int] = []  # for as long as the process lives
 
 def admit(state: Path) -> None:
     """Let the hub in, and note that it uses this state; KeepingError where it must not start with it."""
-    _held.append(_take(state, fcntl.LOCK_SH, f"a restore or an upgrade is at work with {state}: wait for its end"))
-    for what, command in broken_off(state):
-        raise KeepingError(f"{what} of {state} broke off: run `{command}`, which goes on from there")
+    _held.append(_shared(state))
     for database in DATABASES:
         path = state / database.name
         database.refuse_newer(path)
@@ -41,6 +39,16 @@ def broken_off(state: Path) -> list[tuple[str, str]]:
 
 
 @contextmanager
+def beside(state: Path) -> Iterator[None]:
+    """Read files that nobody replaces meanwhile, whether or not the hub runs."""
+    held = _shared(state)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
 def alone(state: Path) -> Iterator[None]:
     """Keep the hub out while files are replaced; KeepingError where it runs."""
     folder(state)
@@ -51,6 +59,14 @@ def alone(state: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+def _shared(state: Path) -> int:
+    held = _take(state, fcntl.LOCK_SH, f"a restore or an upgrade is at work with {state}: wait for its end")
+    for what, command in broken_off(state):
+        os.close(held)
+        raise KeepingError(f"{what} of {state} broke off: run `{command}`, which goes on from there")
+    return held
 
 
 def _take(state: Path, how: int, otherwise: str) -> int:

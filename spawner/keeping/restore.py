@@ -24,7 +24,7 @@ from spawner.keeping.archive import Manifest
 from spawner.keeping.backup import stamp
 from spawner.keeping.databases import DATABASES
 from spawner.keeping.files import KeepingError
-from spawner.keeping.lock import RESTORE
+from spawner.keeping.lock import RESTORE, UPGRADE
 from spawner.keeping.places import Places, settings_target
 from spawner.settings import Settings, SettingsError
 
@@ -109,6 +109,8 @@ def put_back(opened: Opened, when: datetime, *, only: frozenset[str] | None = No
         files.copy(new[name], draft, mode=_mode(name, opened.manifest, target), owner=_owner(target))
         steps.append(_Step(draft=str(draft), target=str(target)))
     steps += [_Step(draft="", target=str(places.target(name))) for name in gone]
+    if only is None and (places.state / UPGRADE).exists():  # what broke off there is replaced as a whole
+        steps.append(_Step(draft="", target=str(places.state / UPGRADE)))
     note = {"made": opened.manifest.made, "kept": str(kept), "steps": [asdict(step) for step in steps]}
     files.write(places.state / RESTORE, json.dumps(note, indent=1))
     finish(places.state)

@@ -1,6 +1,7 @@
 """A restore changes nothing before all is verified, loses nothing, and can break off at any line."""
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -235,6 +236,8 @@ def test_a_restore_that_breaks_off_over_and_over_comes_to_its_end(hub: Kept, mon
         )
         with pytest.raises(Crash):
             restore.put_back(opened, NOW)
+    note = json.loads((hub.state / lock.RESTORE).read_text())
+    assert note["steps"][0]["target"] == str(hub.path), "a start in between reads where the note is"
     lives = 0
     while (hub.state / lock.RESTORE).exists():
         lives += 1

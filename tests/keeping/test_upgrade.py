@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import sqlite3
 from contextlib import closing
@@ -16,6 +17,7 @@ from spawner import records
 from spawner.findings import Status
 from spawner.keeping import databases, lock, upgrade
 from spawner.keeping.files import KeepingError
+from spawner.settings import ROOT
 from tests.keeping.conftest import NOW, Kept
 
 MIGRATION = '''"""Shoe sizes.
@@ -156,6 +158,29 @@ def test_a_newer_database_met_by_older_code_is_one_sentence_everywhere(hub: Kept
         database.execute("update alembic_version set version_num = '9999'")
     with pytest.raises(records.RecordsError, match="newer than this version"):
         records.Records.open(f"sqlite:///{hub.state}/records.sqlite", upgrade=True)
+
+
+def test_a_hub_that_meets_a_newer_database_says_one_sentence_and_no_traceback(hub: Kept):
+    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
+        database.execute("update alembic_version set version_num = '9999'")
+    with pytest.raises(SystemExit) as said:
+        runpy.run_path(str(ROOT / "jupyterhub_config.py"))
+    assert str(said.value).startswith(
+        f"gpucampus: {hub.state}/records.sqlite has the revision 9999, which this version"
+    )
+    assert "\n" not in str(said.value)
+
+
+def test_a_restore_is_the_last_word_over_an_upgrade_that_broke_off(hub: Kept):
+    file, old = hub.backup(), hub.content()
+    (hub.state / "backups").mkdir()
+    (hub.state / lock.UPGRADE).write_text(json.dumps({"backup": "another.tar"}))
+    with pytest.raises(KeepingError, match="an upgrade of"), lock.beside(hub.state):
+        pass
+    hub.change()
+    hub.restore(file)
+    assert hub.content() == old
+    lock.admit(hub.state)
 
 
 @pytest.mark.hub  # it starts JupyterHub, for a moment
