@@ -117,6 +117,13 @@ def test_links_devices_folders_holes_and_absurd_sizes_are_refused(found, tmp_pat
     assert not (tmp_path / "out/client_secret").exists()
 
 
+def test_a_member_of_the_list_that_is_not_there_is_found(found, tmp_path):
+    (tmp_path / "out").mkdir()
+    file = written(tmp_path / "b.tar", [item for item in found.items() if item[0] != "secrets/crypt_key"])
+    with pytest.raises(KeepingError, match="is cut off: secrets/crypt_key is missing"):
+        archive.read(file, tmp_path / "out")
+
+
 def test_a_member_twice_or_outside_the_list_is_refused(found, tmp_path):
     for number, more in enumerate([("client_secret", found["client_secret"]), ("secrets/more", b"x")]):
         (tmp_path / f"out{number}").mkdir()

@@ -128,11 +128,18 @@ def test_rows_that_are_only_in_the_log_of_a_killed_hub_are_kept(hub: Kept, tmp_p
         assert ("in the log",) in copy.execute("select * from notes").fetchall()
 
 
-def test_a_damaged_database_is_told_and_not_kept(hub):
+@pytest.mark.parametrize("how", ["page", "index"])
+def test_a_damaged_database_is_told_and_not_kept(hub, how):
     path = hub.state / "hub.sqlite"
-    content = bytearray(path.read_bytes())
-    content[4096:4300] = b"\xff" * 204
-    path.write_bytes(content)
+    if how == "index":  # every page can be read, and the index says something else than the table
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("create index by_text on notes (text)")
+            database.execute("insert into notes values ('needle in the table')")
+        path.write_bytes(path.read_bytes().replace(b"needle", b"poodle", 1))
+    else:
+        content = bytearray(path.read_bytes())
+        content[4096:4300] = b"\xff" * 204
+        path.write_bytes(content)
     with pytest.raises(KeepingError, match=r"hub\.sqlite (is damaged|cannot be read)"):
         hub.backup()
     assert not (hub.folder / "a.tar").exists()
