@@ -1,8 +1,6 @@
 """The commands that keep a hub: what they print, and that a finding is one line."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from spawner import cli
 from spawner.keeping import lock, upgrade
-from tests.keeping.conftest import Kept, databases, hub, quick_disk
+from tests.keeping.conftest import Kept, databases, hub, quick_disk, set_revision
 from tests.keeping.test_upgrade import CURRENT
 
 __all__ = ["databases", "hub", "quick_disk"]
@@ -96,8 +94,7 @@ def test_an_upgrade_with_nothing_to_do_says_what_comes_next(hub: Kept, images):
 
 
 def test_a_newer_database_is_one_line(hub: Kept):
-    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
-        database.execute("update alembic_version set version_num = '9999'")
+    set_revision(hub.state / "records.sqlite", "9999")
     for words in (("upgrade",), ("history",)):
         done = run(*words)
         assert (done.exit_code, done.stderr.count("\n"), "newer" in done.stderr or "9999" in done.stderr) == (

@@ -87,7 +87,7 @@ def restore_command(
                 with lock.alone(places.state):
                     kept = restore.put_back(opened, now)
     answer = {"hub": manifest.hub, "made": manifest.made, "kept": str(kept), "findings": []}
-    _said(answer, f"done; what was here is in {kept}. Start the hub: `make run`.", as_json=as_json)
+    _said(answer, f"done; what was here is in {kept}. Start the hub now.", as_json=as_json)
 
 
 @app.command("upgrade")
@@ -124,7 +124,7 @@ def upgrade_command(
     print_table(settings, "upgrade", ("check", "state", "found", "what to do"), rows)
     if done is not None:
         build = any(finding.remedy for finding in looked)
-        console().print(f"Next: {'`make images`, then ' if build else ''}start the hub (`make run`).")
+        console().print(f"Next: {'`make images`, then ' if build else ''}start the hub.")
     end(findings)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from spawner import settings as settings_file
 from spawner.keeping import backup, lock, restore
-from spawner.keeping.databases import HUB, migrations_in
+from spawner.keeping.databases import HUB, RECORDS, migrations_in
 from spawner.records import Records
 from spawner.settings import Settings
 from tests.test_settings import LEAST
@@ -113,9 +113,19 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hub_head() -> str:
-    head = migrations_in(HUB.scripts).get_current_head()
-    assert head
-    return head
+    """JupyterHub's newest revision."""
+    return str(migrations_in(HUB.scripts).get_current_head())
+
+
+def our_head() -> str:
+    """Our newest revision."""
+    return str(migrations_in(RECORDS.scripts).get_current_head())
+
+
+def set_revision(path: Path, revision: str) -> None:
+    """Make a database one of another version, as far as it says."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("update alembic_version set version_num = ?", (revision,))
 
 
 @pytest.fixture(autouse=True)

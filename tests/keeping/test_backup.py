@@ -12,7 +12,7 @@ import pytest
 
 from spawner.keeping import archive, backup, databases
 from spawner.keeping.files import KeepingError
-from tests.keeping.conftest import NOW, Kept, hub_head
+from tests.keeping.conftest import NOW, Kept, hub_head, our_head
 
 
 def members(file):
@@ -38,7 +38,7 @@ def test_everything_that_cannot_be_made_again_is_in_one_private_file(hub):
     with tarfile.open(file, "r:") as tar:
         manifest = json.load(tar.extractfile("manifest.json") or io.BytesIO())
     assert (manifest["hub"], manifest["made"]) == ("gpucampus", "2026-11-30T12:00:00+00:00")
-    assert manifest["revisions"] == {"hub.sqlite": hub_head(), "records.sqlite": "0002"}
+    assert manifest["revisions"] == {"hub.sqlite": hub_head(), "records.sqlite": our_head()}
     assert "log/audit.jsonl" in members(hub.backup("with-audit.tar", audit=True))
     assert [path.name for path in hub.folder.glob(".gpucampus-backup-*")] == [], "no draft is left"
 

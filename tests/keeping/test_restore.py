@@ -15,7 +15,7 @@ import pytest
 from spawner.keeping import backup, files, lock, restore
 from spawner.keeping.files import KeepingError
 from spawner.keeping.places import settings_target
-from tests.keeping.conftest import NOW, Kept, make_hub
+from tests.keeping.conftest import NOW, Kept, make_hub, our_head, set_revision
 
 
 def test_all_is_as_it_was_and_what_was_here_is_kept(hub: Kept):
@@ -122,11 +122,9 @@ def test_the_backup_of_another_hub_needs_a_word(hub: Kept, databases, tmp_path):
 
 
 def test_a_backup_of_a_newer_version_is_refused_in_one_sentence(hub: Kept):
-    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
-        database.execute("update alembic_version set version_num = '9999'")
+    set_revision(hub.state / "records.sqlite", "9999")
     file = hub.backup()
-    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
-        database.execute("update alembic_version set version_num = '0002'")
+    set_revision(hub.state / "records.sqlite", our_head())
     before = hub.content()
     with pytest.raises(KeepingError, match="has the revision 9999, which this version does not know"):
         hub.restore(file)

@@ -18,16 +18,16 @@ from spawner.findings import Status
 from spawner.keeping import databases, lock, upgrade
 from spawner.keeping.files import KeepingError
 from spawner.settings import ROOT
-from tests.keeping.conftest import NOW, Kept
+from tests.keeping.conftest import NOW, Kept, hub_head, our_head, set_revision
 
 MIGRATION = '''"""Shoe sizes.
 
-Revision ID: 0003
-Revises: 0002
+Revision ID: 7000
+Revises: HEAD
 """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision, branch_labels, depends_on = "0003", "0002", None, None
+revision, down_revision, branch_labels, depends_on = "7000", "HEAD", None, None
 def upgrade() -> None:
     op.add_column("person", sa.Column("shoe_size", sa.Integer()))
 '''
@@ -46,8 +46,8 @@ def newer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for module in (databases, upgrade, lock):
         monkeypatch.setattr(module, "DATABASES", (databases.HUB, ours))
     monkeypatch.setattr("spawner.keeping.restore.DATABASES", (databases.HUB, ours))
-    file = folder / "versions/0003_shoes.py"
-    file.write_text(MIGRATION)
+    file = folder / "versions/7000_shoes.py"
+    file.write_text(MIGRATION.replace("HEAD", our_head()))
     return file
 
 
@@ -73,13 +73,13 @@ def test_nothing_is_done_and_nothing_kept_where_all_is_current(hub: Kept):
 
 def test_a_pending_migration_is_told_refused_at_start_and_done_after_a_backup(hub: Kept, newer: Path):
     finding = checked(hub)["records.sqlite"]
-    assert (finding.status, "0003 Shoe sizes." in finding.text) == (Status.FAIL, True)
+    assert (finding.status, "7000 Shoe sizes." in finding.text) == (Status.FAIL, True)
     with pytest.raises(KeepingError, match=r"records.sqlite lacks 1 migration.*gpucampus upgrade"):
         lock.admit(hub.state)
     while lock._held:
         os.close(lock._held.pop())
     done = migrate(hub)
-    assert done.done == ("records.sqlite: 0003 Shoe sizes.",)
+    assert done.done == ("records.sqlite: 7000 Shoe sizes.",)
     assert "shoe_size" in columns(hub)
     assert hub.content()["records.sqlite"] == "[('first',)]"
     assert done.backup is not None
@@ -108,7 +108,7 @@ def test_a_migration_that_fails_puts_both_databases_back(hub: Kept, newer: Path,
 
 
 def test_a_migration_of_ours_that_raises_is_one_sentence_and_changes_nothing(hub: Kept, newer: Path):
-    newer.write_text(MIGRATION + '    op.execute("insert into nowhere values (1)")\n')
+    newer.write_text(newer.read_text() + '    op.execute("insert into nowhere values (1)")\n')
     before = hub.content()
     with pytest.raises(KeepingError, match=r"both databases are as before: .*no such table: nowhere"):
         migrate(hub)
@@ -134,16 +134,13 @@ def test_an_upgrade_that_was_killed_begins_from_the_backup(hub: Kept, newer: Pat
         lock.admit(hub.state)
     while lock._held:
         os.close(lock._held.pop())
-    assert migrate(hub).done == ("records.sqlite: 0003 Shoe sizes.",)
+    assert migrate(hub).done == ("records.sqlite: 7000 Shoe sizes.",)
     assert columns(hub).count("shoe_size") == 1
 
 
 def test_a_newer_database_met_by_older_code_is_one_sentence_everywhere(hub: Kept):
-    for name in ("hub.sqlite", "records.sqlite"):
-        with closing(sqlite3.connect(hub.state / name)) as database:
-            (was,) = database.execute("select version_num from alembic_version").fetchone()
-            with database:
-                database.execute("update alembic_version set version_num = '9999'")
+    for name, was in (("hub.sqlite", hub_head()), ("records.sqlite", our_head())):
+        set_revision(hub.state / name, "9999")
         assert checked(hub)[name].status is Status.FAIL
         said = f"{name} has the revision 9999, which this version does not know: check out the version"
         with pytest.raises(KeepingError, match=said):
@@ -152,17 +149,14 @@ def test_a_newer_database_met_by_older_code_is_one_sentence_everywhere(hub: Kept
             os.close(lock._held.pop())
         with pytest.raises(KeepingError, match=said):
             migrate(hub)
-        with closing(sqlite3.connect(hub.state / name)) as database, database:
-            database.execute("update alembic_version set version_num = ?", (was,))
-    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
-        database.execute("update alembic_version set version_num = '9999'")
+        set_revision(hub.state / name, was)
+    set_revision(hub.state / "records.sqlite", "9999")
     with pytest.raises(records.RecordsError, match="newer than this version"):
         records.Records.open(f"sqlite:///{hub.state}/records.sqlite", upgrade=True)
 
 
 def test_a_hub_that_meets_a_newer_database_says_one_sentence_and_no_traceback(hub: Kept):
-    with closing(sqlite3.connect(hub.state / "records.sqlite")) as database, database:
-        database.execute("update alembic_version set version_num = '9999'")
+    set_revision(hub.state / "records.sqlite", "9999")
     with pytest.raises(SystemExit) as said:
         runpy.run_path(str(ROOT / "jupyterhub_config.py"))
     assert str(said.value).startswith(
