@@ -6,13 +6,15 @@ from pathlib import Path
 
 from spawner import auth, campus, hub_api, pages, runtime
 from spawner.docker_spawner import GPUDockerSpawner
+from spawner.keeping import lock
 from spawner.settings import SettingsError, load
 
 try:
     settings = load()
+    lock.admit(settings.state)
     campus.apply(settings.campus.values(), settings.network.subnet, settings.state)
     provider, client_secret = auth.discover(settings.sign_in.issuer), settings.sign_in.client_secret()
-except (SettingsError, campus.CampusError, auth.ProviderError) as error:
+except (SettingsError, lock.KeepingError, campus.CampusError, auth.ProviderError) as error:
     sys.exit(f"gpucampus: {error}")
 runtime.prepare(settings)
 hub, gateway = settings.hub, settings.network.gateway

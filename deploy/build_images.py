@@ -27,7 +27,18 @@ from deploy.steps import tell
 from spawner.campus import CampusError
 from spawner.core import catalog
 
-__all__ = ["BuildError", "build", "build_base", "cache_folder", "connect", "exists", "fetch", "main", "read_catalog"]
+__all__ = [
+    "BuildError",
+    "build",
+    "build_base",
+    "cache_folder",
+    "connect",
+    "current",
+    "exists",
+    "fetch",
+    "main",
+    "read_catalog",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
@@ -68,11 +79,10 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
     client = connect(docker_host)
     base = build_base(client, listed.base, cache)
     lock = ROOT / listed.folder(variant) / "requirements.lock"
-    recipe = {path.name: path for path in sorted((IMAGES / "jupyter").iterdir()) if path.suffix != ".in"}
-    recipe["requirements.lock"] = lock
+    recipe = _recipe(lock)
     inputs = _hash([*recipe.values()], base, variant)
-    if current := _current(client, chosen.image, inputs):
-        return current
+    if made := _current(client, chosen.image, inputs):
+        return made
     context = dict(recipe) | {"uv": Path(sys.executable).with_name("uv")}
     context |= {f"wheels/{wheel.name}": wheel for wheel in wheels.fetch(lock, cache / "wheels")}
     labels = _labels(variant, inputs)
@@ -98,13 +108,24 @@ def fetch(variants: Iterable[str], *, cache: Path | None = None) -> None:
         _debian_archive(listed.base.suite, cache)
 
 
+def current(client: docker.DockerClient, variant: str) -> bool:
+    """Whether `build` would find nothing to do for a variant of the catalog."""
+    listed = read_catalog()
+    chosen = listed.get(variant)
+    base = _current(client, f"{listed.base.image}:{listed.base.suite}", _base_inputs(listed.base))
+    if chosen is None or base is None:
+        return False
+    recipe = _recipe(ROOT / listed.folder(variant) / "requirements.lock")
+    return _current(client, chosen.image, _hash([*recipe.values()], base, variant)) is not None
+
+
 def build_base(client: docker.DockerClient, base: catalog.Base, cache: Path) -> str:
     """Build the base image where it is not current; return its id."""
     reference = f"{base.image}:{base.suite}"
     recipe = {path.name: path for path in sorted((IMAGES / "base").iterdir())}
-    inputs = _hash([*recipe.values()], base.suite, base.registry_image)
-    if current := _current(client, reference, inputs):
-        return current
+    inputs = _base_inputs(base)
+    if made := _current(client, reference, inputs):
+        return made
     if base.registry_image and _registry_answers(base.registry_image):
         client.images.pull(base.registry_image)
         below, network = base.registry_image, None
@@ -127,6 +148,16 @@ def connect(docker_host: str | None = None) -> docker.DockerClient:
 
 def _labels(variant: str, inputs: str) -> dict[str, str]:
     return {"gpucampus.project": PROJECT, "gpucampus.variant": variant, "gpucampus.inputs": inputs}
+
+
+def _recipe(lock: Path) -> dict[str, Path]:
+    """The files that a variant is made of, besides its wheels, which its lock names."""
+    recipe = {path.name: path for path in sorted((IMAGES / "jupyter").iterdir()) if path.suffix != ".in"}
+    return recipe | {"requirements.lock": lock}
+
+
+def _base_inputs(base: catalog.Base) -> str:
+    return _hash(sorted((IMAGES / "base").iterdir()), base.suite, base.registry_image)
 
 
 def _hash(files: Iterable[Path], *texts: str) -> str:

@@ -26,6 +26,8 @@ from typing import Literal
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -34,7 +36,7 @@ from spawner.core.exits import EndCode
 from spawner.core.model import Code, Lease, Person, Refusal
 from spawner.core.names import printable
 
-__all__ = ["TROUBLE", "Base", "Closed", "Cordon", "PastLease", "Records", "RecordsError"]
+__all__ = ["MIGRATIONS", "TROUBLE", "Base", "Closed", "Cordon", "PastLease", "Records", "RecordsError"]
 
 Closed = Literal["cordoned", "drained"]
 TROUBLE: tuple[type[Exception], ...] = (  # the database cannot be reached or written now; the same call may work later
@@ -43,6 +45,8 @@ TROUBLE: tuple[type[Exception], ...] = (  # the database cannot be reached or wr
     sa.exc.TimeoutError,
     OSError,
 )
+
+MIGRATIONS = Path(__file__).parent / "migrations"
 
 _ATTEMPTS = 32  # each lost race means that somebody else got a uid, so this many must win first
 _BUSY_TIMEOUT_S = 10
@@ -166,15 +170,19 @@ class Records:
         self._reads = engine.execution_options(**{_READS: True})
 
     @classmethod
-    def open(cls, url: str) -> "Records":
-        """Open the database and bring its schema up to date; RecordsError where that cannot be."""
+    def open(cls, url: str, *, upgrade: bool = False) -> "Records":
+        """Open the database, made at the first time; RecordsError where that cannot be.
+
+        One with an older schema is brought up to date only where that is asked for: `gpucampus upgrade` makes a backup
+        first, and a command of a newer checkout must change nothing below a hub that runs.
+        """
         parsed = sa.make_url(url)
         try:
             if parsed.get_backend_name() == "sqlite":
                 engine = _sqlite(parsed)
             else:
                 engine = sa.create_engine(parsed, pool_pre_ping=True)
-            _migrate(engine)
+            _migrate(engine, upgrade=upgrade)
         except (OSError, sa.exc.SQLAlchemyError) as error:
             reason = str(error).splitlines()[0]
             raise RecordsError(f"records {parsed.render_as_string(hide_password=True)}: {reason}") from error
@@ -378,12 +386,18 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _migrate(engine: sa.Engine) -> None:
+def _migrate(engine: sa.Engine, *, upgrade: bool) -> None:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    scripts = ScriptDirectory.from_config(config)
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found == scripts.get_current_head():
+            return
         try:
+            if found is not None and scripts.get_revision(found) is not None and not upgrade:
+                raise RecordsError("the database is older than this version: run `gpucampus upgrade`")
+            config.attributes["connection"] = connection
             command.upgrade(config, "head")
         except CommandError as error:
             raise RecordsError(f"the database is newer than this version or not ours: {error}") from error

@@ -322,7 +322,7 @@ def test_who_reads_does_not_wait_for_who_writes(records, tmp_path):
         writer.close()
 
 
-def test_a_database_of_the_first_version_keeps_its_persons(tmp_path):
+def test_a_database_of_the_first_version_waits_for_the_upgrade_and_keeps_its_persons(tmp_path):
     old = Records.open(url(tmp_path))
     anna = old.assign("s1", "anna", UIDS, ())
     old.close()
@@ -330,7 +330,9 @@ def test_a_database_of_the_first_version_keeps_its_persons(tmp_path):
         database.executescript(
             "DROP TABLE cordon; DROP TABLE lease_history; UPDATE alembic_version SET version_num = '0001'"
         )
-    new = Records.open(url(tmp_path))
+    with pytest.raises(RecordsError, match="run `gpucampus upgrade`"):
+        Records.open(url(tmp_path))
+    new = Records.open(url(tmp_path), upgrade=True)
     assert new.person_by_sub("s1") == anna
     assert (new.history(), new.cordons()) == ((), ())
     new.close()
