@@ -13,7 +13,7 @@ from pathlib import Path
 from spawner.keeping.databases import DATABASES
 from spawner.keeping.files import KeepingError, folder
 
-__all__ = ["KeepingError", "RESTORE", "UPGRADE", "admit", "alone", "beside", "broken_off"]
+__all__ = ["RESTORE", "UPGRADE", "KeepingError", "admit", "alone", "beside", "broken_off"]
 
 RESTORE, UPGRADE = "restore.json", "upgrade.json"  # notes of work that is not finished
 _held: list[int] = []  # for as long as the process lives
