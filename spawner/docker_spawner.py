@@ -51,6 +51,7 @@ class GPUDockerSpawner(DockerSpawner):
         self._claim: Claim | None = None
         self._person: Person | None = None
         self._injected = Injected()
+        self._gpus: tuple[str, ...] = ()
         self._restored = False
         self._accepted: dict[str, Any] = dict(self.user_options or {})
         self._progress = Progress()
@@ -179,6 +180,8 @@ class GPUDockerSpawner(DockerSpawner):
         except BaseException as error:
             self._give_up(shared)
             if isinstance(error, NOT_DONE):
+                if refusal_for(error).code is Code.GPU_GONE:
+                    shared.watch.doubt(self._gpus)
                 self.log.warning("Not started user=%s server=%s: %s", self.user.name, self.name, error)
                 raise self._turned_down(shared, error) from error
             raise
@@ -198,6 +201,7 @@ class GPUDockerSpawner(DockerSpawner):
         lease = shared.arbiter.reserve(claim, image=self._image)
         self.lease_id = lease.id
         self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"
+        self._gpus = lease.gpus
         self._injected = shared.injection.inject(lease.gpus, shared.node)
         self._tell(Phase.PLACED, gpus=len(lease.gpus), simulated=" (simulated)" if shared.node.simulated else "")
         return await super().create_object()  # type: ignore[no-any-return] # the parent is untyped

@@ -7,9 +7,10 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 import uuid
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from spawner.arbiter import Arbiter
@@ -22,7 +23,7 @@ from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Vari
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
-from spawner.records import Records
+from spawner.records import TROUBLE, Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
 from spawner.watch import Watch
@@ -32,6 +33,8 @@ __all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
 LOG = logging.getLogger(__name__)
 BEGIN_TIMEOUT_S = 10.0
 KEEP_S = 30.0
+FORGET_S = 86_400.0
+UNREADABLE = "held by a container that cannot be read as a server"
 
 
 class Runtime:
@@ -53,7 +56,6 @@ class Runtime:
             self._writer,
             hub=settings.hub.name,
             network=settings.network.name,
-            node=lambda: self.node.name,
         )
         self.arbiter = Arbiter(
             self.engine,
@@ -71,6 +73,7 @@ class Runtime:
             held=self._held,
             shares_of=lambda uuid: self._rules().shares_of(uuid),
             clock=lambda: datetime.now(UTC),
+            noticed=self.audit.noticed,
         )
         self.engine.cache.on_drop = self.watch.freed
         self._keeper: asyncio.Task[None] | None = None
@@ -91,6 +94,7 @@ class Runtime:
         await self.watch.begin()
         await self.cordons.refresh()
         self.repair_history()
+        await self._resume_endings()
         self._keeper = asyncio.create_task(self._keep())
         if self.settings.gpus.simulated:
             LOG.warning("GPUs are SIMULATED: %d of them, and no real one is behind this hub", len(self.node.gpus))
@@ -114,12 +118,23 @@ class Runtime:
         """The machine as people are shown it: what is withheld or closed is out of service, with the reason."""
         node, closed = self.watch.shown(), self.cordons.closed
         targets = closed.union(gpu.uuid for gpu in node.gpus) if node.name in closed else closed
-        return regrant.out_of_service(node, dict.fromkeys(targets, "closed by the operator"))
+        orphans = dict.fromkeys(self.arbiter.ledger().withheld, UNREADABLE)
+        return regrant.out_of_service(node, orphans | dict.fromkeys(targets, "closed by the operator"))
 
     def repair_history(self) -> None:
         """Fill in what the history lacks, once the engine has answered."""
         if self.engine.cache.fresh:
             self.audit.repair(self.arbiter.ledger().leases, self.engine.cache)
+
+    async def _resume_endings(self) -> None:
+        """Go on with what the last hub process had told the engine to end, and the engine had not done."""
+        try:
+            async with asyncio.timeout(BEGIN_TIMEOUT_S):
+                unended = await asyncio.to_thread(self.records.open_leases, self.settings.hub.name)
+        except TROUBLE as error:
+            LOG.error("what was quarantined before is not known, the records do not answer: %s", error)  # noqa: TRY400
+            return
+        self.arbiter.endings.resume({past.lease: past.quarantine for past in unended if past.quarantine})
 
     async def image_of(self, variant: Variant) -> str | Refusal:
         """The id of a variant's image, or why no server can run from it; EngineUnknown when the engine does not answer.
@@ -163,7 +178,11 @@ class Runtime:
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
 
     async def _keep(self) -> None:
+        forget_at = 0.0
         while True:
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + FORGET_S
+                self.audit.forget(datetime.now(UTC) - timedelta(seconds=self.settings.records.keep_history))
             await asyncio.sleep(KEEP_S)
             await self.cordons.refresh()
             self.repair_history()
