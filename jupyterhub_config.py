@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from spawner import auth, hub_api, pages, runtime
+from spawner import auth, hub_api, metrics, pages, runtime
 from spawner.docker_spawner import GPUDockerSpawner
 from spawner.settings import SettingsError, load
 
@@ -14,6 +14,7 @@ try:
 except (SettingsError, auth.ProviderError) as error:
     sys.exit(f"gpucampus: {error}")
 runtime.prepare(settings)
+metrics.publish()
 hub, gateway = settings.hub, settings.network.gateway
 
 c = get_config()
@@ -66,10 +67,12 @@ idle_culler = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves no
 idle_culler += [sys.executable, "-m", "jupyterhub_idle_culler", f"--config={rule}", "--cull-every=60"]
 idle_culler += [f"--timeout={min(role.idle for role in settings.roles.values())}"]
 operator = {"name": "operator", "api_token": hub_api.ensure_operator_token(settings.state)}
-c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}, operator]
+prometheus = {"name": "prometheus", "api_token": hub_api.ensure_metrics_token(settings.state)}
+c.JupyterHub.services = [{"name": "idle-culler", "command": idle_culler}, operator, prometheus]
 scopes = list(hub_api.SCOPES)
 culler_role = {"name": "idle-culler", "scopes": [*scopes, "read:users:activity"], "services": ["idle-culler"]}
-c.JupyterHub.load_roles = [culler_role, {"name": "operator", "scopes": scopes, "services": ["operator"]}]
+metrics_role = {"name": "prometheus", "scopes": list(hub_api.METRICS_SCOPES), "services": ["prometheus"]}
+c.JupyterHub.load_roles = [culler_role, {"name": "operator", "scopes": scopes, "services": ["operator"]}, metrics_role]
 
 # an operator who knows JupyterHub can override anything above
 for part in sorted((settings.config_dir or Path(os.devnull)).glob("*.py")):

@@ -27,6 +27,7 @@ from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
 from spawner.messages import Language, Phase, ended, notice
+from spawner.metrics import timed
 from spawner.progress import Progress
 from spawner.refusals import NOT_DONE, died, refusal_for, said
 from spawner.runtime import Runtime
@@ -162,6 +163,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     # -- starting and stopping -------------------------------------------------------------------------------------
 
+    @timed
     async def start(self) -> tuple[str, int]:
         """Make home and container and wait until JupyterLab answers; on any failure the arbiter clears up."""
         shared = await runtime.get()
@@ -398,7 +400,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     def _turned_down(self, shared: Runtime, error: Exception) -> SpawnException:
         refusal = refusal_for(error)
-        shared.audit.refused(self.user.name, self.name, refusal)
+        shared.refused(self.user.name, self.name, refusal)
         return said(refusal, shared.settings.hub.language)
 
     def _language(self) -> Language:

@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["SCOPES", "HubAPI", "HubServer", "HubUnknown", "ensure_operator_token", "operator_token"]
+__all__ = [
+    "METRICS_SCOPES",
+    "SCOPES",
+    "HubAPI",
+    "HubServer",
+    "HubUnknown",
+    "ensure_metrics_token",
+    "ensure_operator_token",
+    "operator_token",
+]
 
+METRICS_SCOPES = ("read:metrics",)
 SCOPES = ("list:users", "read:servers", "admin:server_state", "delete:servers")
 TIMEOUT_S = 5
 STOP_TIMEOUT_S = 60  # the hub answers a stop when it is done or after its slow_stop_timeout
@@ -105,7 +115,10 @@ class HubAPI:
 
 def operator_token(state: Path) -> str:
     """Read the operator's token; HubUnknown says what to do where that cannot be."""
-    path = _path(state)
+    return _read(_path(state))
+
+
+def _read(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
@@ -119,7 +132,15 @@ def operator_token(state: Path) -> str:
 
 def ensure_operator_token(state: Path) -> str:
     """Give the operator's token, made at the first start; for the hub's configuration."""
-    path = _path(state)
+    return _ensure(_path(state))
+
+
+def ensure_metrics_token(state: Path) -> str:
+    """Give the token that reads the hub's figures and nothing else, made at the first start."""
+    return _ensure(state / "secrets" / "metrics_token")
+
+
+def _ensure(path: Path) -> str:
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # whole or not at all: a crash in between leaves no half of it
@@ -128,7 +149,7 @@ def ensure_operator_token(state: Path) -> str:
             file.write(secrets.token_hex(32))
         draft.replace(path)
     try:
-        return operator_token(state)
+        return _read(path)
     except HubUnknown as error:
         raise SystemExit(f"gpucampus: {error}") from error
 

@@ -19,8 +19,10 @@ from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
 from spawner.core import regrant
 from spawner.core.ledger import foreign_labels
-from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Variant
+from spawner.core.model import Code, Lease, Node, Person, PlacementRules, Refusal, Variant
+from spawner.core.shares import Notice
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
+from spawner.figures import Figures
 from spawner.injection import injection_for
 from spawner.messages import sentence
 from spawner.records import TROUBLE, Records
@@ -44,7 +46,8 @@ class Runtime:
         self.settings = settings
         self.catalog = catalogs.parse(settings.catalog.read_text(encoding="utf-8"))
         self.roles = settings.entitlement_roles()
-        self.engine = Engine()
+        self.figures = Figures()
+        self.engine = Engine(called=self.figures.called)
         self.injection = injection_for(settings.gpus)
         self.records = Records.open(f"sqlite:///{settings.state / 'records.sqlite'}")
         self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
@@ -73,7 +76,7 @@ class Runtime:
             held=self._held,
             shares_of=lambda uuid: self._rules().shares_of(uuid),
             clock=lambda: datetime.now(UTC),
-            noticed=self.audit.noticed,
+            noticed=self._noticed,
         )
         self.engine.cache.on_drop = self.watch.freed
         self._keeper: asyncio.Task[None] | None = None
@@ -192,6 +195,15 @@ class Runtime:
             closed=self.cordons.closed, quarantined=frozenset(self.watch.quarantined())
         )
 
+    def refused(self, user: str, server: str, refusal: Refusal) -> None:
+        """Note that a start was turned down."""
+        self.audit.refused(user, server, refusal)
+        self.figures.refused(refusal.code.value)
+
+    def _noticed(self, lease: Lease, notice: Notice, gpu: str) -> None:
+        self.audit.noticed(lease, notice, gpu)
+        self.figures.noticed(notice.code.value)
+
     def _held(self) -> frozenset[str]:
         ledger = self.arbiter.ledger()
         return ledger.withheld.union(*(lease.gpus for lease in ledger.leases))
@@ -227,7 +239,9 @@ def current() -> Runtime:
 
 def current_or_none() -> Runtime | None:
     """Give the runtime if it has begun."""
-    return _runtime.result() if _runtime is not None and _runtime.done() and _runtime.exception() is None else None
+    if _runtime is None or not _runtime.done() or _runtime.cancelled() or _runtime.exception() is not None:
+        return None
+    return _runtime.result()
 
 
 def prepare(settings: Settings) -> None:

@@ -57,7 +57,7 @@ async def test_the_gpus_of_a_start_that_did_not_find_them_are_doubted(monkeypatc
         storage=SimpleNamespace(ensure_home=give),
         arbiter=SimpleNamespace(abandon=lambda _lease: None),
         watch=SimpleNamespace(doubt=found.append),
-        audit=SimpleNamespace(refused=lambda *_args: None),
+        refused=lambda *_args: None,
         settings=Settings.model_validate(tomllib.loads(LEAST)),
     )
 
