@@ -4,9 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from spawner import auth, campus, hub_api, pages, runtime
+from spawner import auth, campus, metrics, pages, runtime
 from spawner.docker_spawner import GPUDockerSpawner
 from spawner.keeping import lock
+from spawner.services import services
 from spawner.settings import SettingsError, load
 
 try:
@@ -17,6 +18,7 @@ try:
 except (SettingsError, lock.KeepingError, campus.CampusError, auth.ProviderError) as error:
     sys.exit(f"gpucampus: {error}")
 runtime.prepare(settings)
+metrics.publish()
 hub, gateway = settings.hub, settings.network.gateway
 
 c = get_config()
@@ -64,16 +66,7 @@ c.OAuthenticator.username_claim = sign_in.username_claim
 c.OAuthenticator.auth_state_groups_key = f"oauth_user.{sign_in.groups_claim}"
 c.OAuthenticator.http_request_kwargs = {"connect_timeout": 3, "request_timeout": 5}
 
-culler = {"name": "idle-culler", "api_token": hub_api.ensure_token(settings.state, "idle_culler_token")}
-if hub.run_culler:
-    culler["cwd"] = str(Path(__file__).parent)
-    culler["command"] = ["setpriv", "--pdeathsig", "TERM", "--"]  # a killed hub leaves none behind
-    culler["command"] += [sys.executable, "-m", "deploy.programs", "culler"]
-operator = {"name": "operator", "api_token": hub_api.ensure_token(settings.state, hub_api.OPERATOR)}
-c.JupyterHub.services = [culler, operator]
-scopes = list(hub_api.SCOPES)
-culler_role = {"name": "idle-culler", "scopes": [*scopes, "read:users:activity"], "services": ["idle-culler"]}
-c.JupyterHub.load_roles = [culler_role, {"name": "operator", "scopes": scopes, "services": ["operator"]}]
+c.JupyterHub.services, c.JupyterHub.load_roles = services(settings)
 
 # an operator who knows JupyterHub can override anything above
 for part in sorted((settings.config_dir or Path(os.devnull)).glob("*.py")):

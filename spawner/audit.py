@@ -25,6 +25,7 @@ from spawner.core.exits import End, EndCode
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import Lease, Refusal
 from spawner.core.names import printable
+from spawner.core.shares import Notice
 from spawner.docker_api import EngineRefuses, EngineSaysGone, EngineUnknown, look_once
 from spawner.records import TROUBLE, Records
 
@@ -51,6 +52,9 @@ class Observer(Protocol):
     def ended(self, lease_id: str, end: End) -> None:
         """Note that nothing of a lease is left; may come twice."""
 
+    def quarantined(self, lease_id: str, why: str) -> None:
+        """Note that the engine was told to end a lease and did not; `why` are its words."""
+
     def refused(self, user: str, server: str, refusal: Refusal) -> None:
         """Note that a start was turned down."""
 
@@ -65,6 +69,9 @@ class Unobserved:
         """Do nothing."""
 
     def ended(self, lease_id: str, end: End) -> None:
+        """Do nothing."""
+
+    def quarantined(self, lease_id: str, why: str) -> None:
         """Do nothing."""
 
     def refused(self, user: str, server: str, refusal: Refusal) -> None:
@@ -204,8 +211,6 @@ class Auditor:
         The hub's name; leases of others are not noted.
     network
         The bridge whose addresses are noted.
-    node
-        Gives the name of the machine.
     """
 
     def __init__(
@@ -216,14 +221,12 @@ class Auditor:
         *,
         hub: str,
         network: str,
-        node: Callable[[], str] = lambda: "",
     ) -> None:
         self._log = log
         self._records = records
         self._writer = writer
         self._hub = hub
         self._network = network
-        self._node = node
         self._open: dict[str, Lease] = {}
         self._repaired = False
 
@@ -231,7 +234,7 @@ class Auditor:
         """Note that a claim was placed and reserved."""
         self._open[lease.id] = lease
         self._line("granted", lease, by=lease.user)
-        self._writer.put(partial(self._records.lease_granted, lease, self._node()))
+        self._writer.put(partial(self._records.lease_granted, lease))
 
     def started(self, lease: Lease, container: str) -> None:
         """Note that the container of a lease runs."""
@@ -244,9 +247,30 @@ class Auditor:
             self._line("ended", lease, code=end.code.value)
             self._writer.put(partial(self._records.lease_ended, lease_id, end.code.value, datetime.now(UTC)))
 
+    def quarantined(self, lease_id: str, why: str) -> None:
+        """Note that the engine was told to end a lease and did not: the next hub process goes on with its removal."""
+        if (lease := self._open.get(lease_id)) is not None:
+            who = {"user": lease.user, "server": lease.server, "lease": lease.id}
+            self._log.write("quarantined", **who, gpus=lease.gpus, why=why)
+        self._writer.put(partial(self._records.lease_quarantined, lease_id, why))
+
     def refused(self, user: str, server: str, refusal: Refusal) -> None:
         """Note that a start was turned down."""
         self._log.write("refused", user=user, server=server, code=refusal.code.value, by=user)
+
+    def noticed(self, lease: Lease, notice: Notice, gpu: str) -> None:
+        """Note what the user of a server is told while it runs."""
+        params = {key: str(value) for key, value in notice.params}
+        who = {"user": lease.user, "server": lease.server, "lease": lease.id}
+        self._log.write("share-notice", **who, gpus=(gpu,), code=notice.code.value, **params)
+
+    def forget(self, before: datetime) -> None:
+        """Delete the part of the history that ended before a time, soon."""
+        self._writer.put(partial(self._forget, before))
+
+    def _forget(self, before: datetime) -> None:
+        if number := self._records.forget_leases(before):
+            LOG.info("%d leases that ended before %s are deleted from the history", number, before.date())
 
     def repair(self, leases: Iterable[Lease], containers: Iterable[Container]) -> None:
         """Fill in what the history lacks, from what is leased now; the engine must have answered.
@@ -262,14 +286,14 @@ class Auditor:
             if container.state in ("running", "paused")
         }
         close, self._repaired = not self._repaired, True
-        self._writer.put(partial(self._repair, ours, running, self._node(), close=close))
+        self._writer.put(partial(self._repair, ours, running, close=close))
 
-    def _repair(self, leases: dict[str, Lease], running: dict[str, str], node: str, *, close: bool) -> None:
+    def _repair(self, leases: dict[str, Lease], running: dict[str, str], *, close: bool) -> None:
         """In the writer's thread, so after every write that was queued before the leases were looked at."""
         noted = {past.lease: past for past in self._records.open_leases(self._hub)}
         for lease_id, lease in leases.items():
             if lease_id not in noted:
-                self._records.lease_granted(lease, node)
+                self._records.lease_granted(lease)
             past, container = noted.get(lease_id), running.get(lease_id)
             if container and not (past and past.address):
                 self._note_start(lease_id, container, None)

@@ -85,6 +85,16 @@ class EngineRefuses(Exception):  # noqa: N818
     """The engine turned the call down (4xx) and did nothing."""
 
 
+_TROUBLE = (DockerException, requests.RequestException, OSError)
+_OUTCOMES: Mapping[type[Exception], str] = {
+    EngineSaysGone: "gone",
+    EngineRefuses: "refused",
+    EngineFails: "failed",
+    EngineSilent: "silent",
+    EngineUnknown: "unreachable",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """An image of this machine."""
@@ -96,8 +106,14 @@ class Image:
 class Engine:
     """One Docker Engine, by DOCKER_HOST or the usual socket."""
 
-    def __init__(self, *, limit_s: int = CONTROL_LIMIT_S) -> None:
+    def __init__(
+        self,
+        *,
+        limit_s: int = CONTROL_LIMIT_S,
+        called: Callable[[str, str, float], None] = lambda _method, _outcome, _seconds: None,
+    ) -> None:
         self.limit_s = limit_s
+        self._called = called  # is told each call's method, what came of it, and its seconds
         self.cache = StateCache()
         self._lanes: Mapping[LaneName, Lane] = {
             "control": Lane("engine-control", CONTROL_THREADS),
@@ -125,11 +141,20 @@ class Engine:
     ) -> Any:
         """Call a method of docker-py; its own exceptions pass, a time-out is EngineUnknown."""
         limit = limit_s or self.limit_s
+        began, outcome = time.monotonic(), "given-up"
         try:
             # the thread goes on after a time-out; the client's own limit ends it
-            return await self._lanes[lane].run(lambda: getattr(self.client, method)(*args, **kwargs), limit)
+            answer = await self._lanes[lane].run(lambda: getattr(self.client, method)(*args, **kwargs), limit)
+            outcome = "done"
+            return answer
         except TimeoutError as error:
+            outcome = _OUTCOMES[EngineSilent]
             raise EngineSilent(f"{method} did not answer within {limit:.0f} s") from error
+        except _TROUBLE as error:
+            outcome = _OUTCOMES[type(_kind_of(error, method))]
+            raise
+        finally:
+            self._called(method, outcome, time.monotonic() - began)
 
     async def call(
         self, method: str, *args: Any, lane: LaneName = "control", limit_s: float | None = None, **kwargs: Any
@@ -137,7 +162,7 @@ class Engine:
         """Call a method of docker-py; failures are one of the three kinds of this module."""
         try:
             return await self.raw(method, *args, lane=lane, limit_s=limit_s, **kwargs)
-        except (DockerException, requests.RequestException, OSError) as error:
+        except _TROUBLE as error:
             raise _kind_of(error, method) from error
 
     def host_config(self, **parts: Any) -> Any:

@@ -27,6 +27,7 @@ from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
 from spawner.messages import Language, Phase, ended, notice
+from spawner.metrics import timed
 from spawner.progress import Progress
 from spawner.refusals import NOT_DONE, died, refusal_for, said
 from spawner.runtime import Runtime
@@ -51,6 +52,7 @@ class GPUDockerSpawner(DockerSpawner):
         self._claim: Claim | None = None
         self._person: Person | None = None
         self._injected = Injected()
+        self._gpus: tuple[str, ...] = ()
         self._restored = False
         self._accepted: dict[str, Any] = dict(self.user_options or {})
         self._progress = Progress()
@@ -162,6 +164,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     # -- starting and stopping -------------------------------------------------------------------------------------
 
+    @timed
     async def start(self) -> tuple[str, int]:
         """Make home and container and wait until JupyterLab answers; on any failure the arbiter clears up."""
         shared = await runtime.get()
@@ -180,6 +183,8 @@ class GPUDockerSpawner(DockerSpawner):
         except BaseException as error:
             self._give_up(shared)
             if isinstance(error, NOT_DONE):
+                if refusal_for(error).code is Code.GPU_GONE:
+                    shared.watch.doubt(self._gpus)
                 self.log.warning("Not started user=%s server=%s: %s", self.user.name, self.name, error)
                 raise self._turned_down(shared, error) from error
             raise
@@ -199,6 +204,7 @@ class GPUDockerSpawner(DockerSpawner):
         lease = shared.arbiter.reserve(claim, image=self._image)
         self.lease_id = lease.id
         self.object_name = f"gpucampus-{self.user.name}-{server_slug(self.name)}-{lease.id}"
+        self._gpus = lease.gpus
         self._injected = shared.injection.inject(lease.gpus, shared.node)
         self._tell(Phase.PLACED, gpus=len(lease.gpus), simulated=" (simulated)" if shared.node.simulated else "")
         return await super().create_object()  # type: ignore[no-any-return] # the parent is untyped
@@ -398,7 +404,7 @@ class GPUDockerSpawner(DockerSpawner):
 
     def _turned_down(self, shared: Runtime, error: Exception) -> SpawnException:
         refusal = refusal_for(error)
-        shared.audit.refused(self.user.name, self.name, refusal)
+        shared.refused(self.user.name, self.name, refusal)
         return said(refusal, shared.settings.hub.language)
 
     def _language(self) -> Language:

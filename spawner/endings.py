@@ -79,6 +79,13 @@ class Endings:
         """Whether a container is this hub's; others' count as taken and are never touched."""
         return container.labels.get(LABEL + "hub") == self.hub and LABEL + "lease" in container.labels
 
+    def resume(self, quarantined: Mapping[str, str]) -> None:
+        """Begin again the removals that the last hub process did not bring to an end, each with the engine's words."""
+        for lease_id, why in quarantined.items():
+            LOG.warning("lease=%s is quarantined since before this hub's start: %s", lease_id, why)
+            self._stuck.setdefault(lease_id, why)
+            self.abandon(lease_id)
+
     # -- ending ----------------------------------------------------------------------------------------------------
 
     async def stop(self, lease_id: str, container_id: str, grace_s: int = STOP_GRACE_S) -> None:
@@ -93,7 +100,7 @@ class Endings:
         except _UNANSWERED as error:
             if self._ends.get(lease_id) is by_us:  # it goes on, and may end for another reason
                 del self._ends[lease_id]
-            self._stuck[lease_id] = str(error)
+            self._quarantine(lease_id, str(error))
             self.abandon(lease_id)
             raise
 
@@ -199,10 +206,10 @@ class Endings:
                     break
                 tries += not swept
                 if tries > _PATIENCE:
-                    self._stuck[lease_id] = "its removal does not come to an end"
+                    self._quarantine(lease_id, "its removal does not come to an end")
             except _UNANSWERED as error:
                 LOG.warning("lease=%s stays until its container is known to be gone: %s", lease_id, error)
-                self._stuck[lease_id] = str(error)
+                self._quarantine(lease_id, str(error))
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
         self.reserved.pop(lease_id, None)
@@ -216,6 +223,12 @@ class Endings:
         if known is not None and known.id not in [row["Id"] for row in rows]:
             self._gone(known.id)  # known before it was asked for, so the list is not older than it
         return all([await self._remove(row["Id"]) for row in rows if row["Labels"].get(LABEL + "hub") == self.hub])
+
+    def _quarantine(self, lease_id: str, why: str) -> None:
+        """Note that the engine does not end a lease, and have it written down for the next hub process."""
+        if lease_id not in self._stuck:
+            self.observer.quarantined(lease_id, why)
+        self._stuck[lease_id] = why
 
     def _gone(self, container_id: str) -> None:
         """Note that the engine says of a container that it is gone."""

@@ -17,9 +17,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["OPERATOR", "SCOPES", "HubAPI", "HubServer", "HubUnknown", "ensure_token", "operator_token"]
+__all__ = [
+    "METRICS_SCOPES",
+    "OPERATOR",
+    "SCOPES",
+    "HubAPI",
+    "HubServer",
+    "HubUnknown",
+    "ensure_token",
+    "operator_token",
+]
 
 OPERATOR = "operator_token"
+METRICS_SCOPES = ("read:metrics",)
 SCOPES = ("list:users", "read:servers", "admin:server_state", "delete:servers")
 TIMEOUT_S = 5
 STOP_TIMEOUT_S = 60  # the hub answers a stop when it is done or after its slow_stop_timeout

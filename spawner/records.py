@@ -70,7 +70,10 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLease:
-    """A line of the history. `started` and `ended` are None while that has not happened; `code` says why it ended."""
+    """A line of the history. `started` and `ended` are None while that has not happened; `code` says why it ended.
+
+    `quarantine` are the engine's words where it did not end the lease when it was told to; else it is empty.
+    """
 
     lease: str
     hub: str
@@ -86,6 +89,7 @@ class PastLease:
     started: datetime | None
     ended: datetime | None
     code: str
+    quarantine: str = ""
 
 
 class _UTC(sa.TypeDecorator[datetime]):
@@ -143,6 +147,7 @@ class _LeaseRow(Base):
     started: Mapped[datetime | None] = mapped_column(_UTC())
     ended: Mapped[datetime | None] = mapped_column(_UTC())
     code: Mapped[str] = mapped_column(sa.String(32), default="")
+    quarantine: Mapped[str] = mapped_column(sa.Text(), default="")
 
     def past_lease(self) -> PastLease:
         values = {column.key: getattr(self, column.key) for column in self.__table__.columns}
@@ -257,7 +262,7 @@ class Records:
 
     # -- the history of leases -------------------------------------------------------------------------------------
 
-    def lease_granted(self, lease: Lease, node: str = "") -> None:
+    def lease_granted(self, lease: Lease) -> None:
         """Note a lease; one that is noted already stays as it is."""
         row = _LeaseRow(
             lease=lease.id,
@@ -267,7 +272,7 @@ class Records:
             variant=lease.variant,
             mode=lease.mode.value,
             gpus=",".join(lease.gpus),
-            node=node,
+            node=lease.node,
             granted=lease.granted,
         )
         try:
@@ -292,6 +297,13 @@ class Records:
             if row is not None and (row.ended is None or row.code == EndCode.GONE.value):
                 row.ended, row.code = row.ended or when, code
 
+    def lease_quarantined(self, lease_id: str, why: str) -> None:
+        """Note that the engine does not end a lease, so that the next hub process knows it when it starts."""
+        with Session(self._engine) as session, session.begin():
+            row = session.get(_LeaseRow, lease_id)
+            if row is not None and row.ended is None:
+                row.quarantine = why
+
     def open_leases(self, hub: str) -> tuple[PastLease, ...]:
         """Give the leases of a hub that have no end."""
         with Session(self._reads) as session:
@@ -311,6 +323,12 @@ class Records:
             chosen = chosen.where(_LeaseRow.granted <= at, sa.or_(_LeaseRow.ended.is_(None), _LeaseRow.ended >= at))
         with Session(self._reads) as session:
             return tuple(row.past_lease() for row in session.scalars(chosen))
+
+    def forget_leases(self, before: datetime) -> int:
+        """Delete the leases that ended before a time, and say how many; what has no end stays."""
+        old = sa.delete(_LeaseRow).where(_LeaseRow.ended < before)
+        with Session(self._engine) as session, session.begin():
+            return int(session.connection().execute(old).rowcount)
 
     # -- what the operator has closed ------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 import uuid
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from spawner import routes
@@ -19,12 +20,14 @@ from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
 from spawner.core import regrant
 from spawner.core.ledger import foreign_labels
-from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Variant
+from spawner.core.model import Code, Lease, Node, Person, PlacementRules, Refusal, Variant
+from spawner.core.shares import Notice
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
+from spawner.figures import Figures
 from spawner.injection import injection_for
 from spawner.messages import sentence
 from spawner.netguard import NetworkGuard, build_filter
-from spawner.records import Records
+from spawner.records import TROUBLE, Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
 from spawner.watch import Watch
@@ -34,6 +37,8 @@ __all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
 LOG = logging.getLogger(__name__)
 BEGIN_TIMEOUT_S = 10.0
 KEEP_S = 30.0
+FORGET_S = 86_400.0
+UNREADABLE = "held by a container that cannot be read as a server"
 
 
 class Runtime:
@@ -43,7 +48,8 @@ class Runtime:
         self.settings = settings
         self.catalog = catalogs.parse(settings.catalog.read_text(encoding="utf-8"))
         self.roles = settings.entitlement_roles()
-        self.engine = Engine()
+        self.figures = Figures()
+        self.engine = Engine(called=self.figures.called)
         self.injection = injection_for(settings.gpus)
         self.records = Records.open(f"sqlite:///{settings.state / 'records.sqlite'}")
         self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
@@ -56,7 +62,6 @@ class Runtime:
             self._writer,
             hub=settings.hub.name,
             network=settings.network.name,
-            node=lambda: self.node.name,
         )
         self.arbiter = Arbiter(
             self.engine,
@@ -74,6 +79,7 @@ class Runtime:
             held=self._held,
             shares_of=lambda uuid: self._rules().shares_of(uuid),
             clock=lambda: datetime.now(UTC),
+            noticed=self._noticed,
         )
         self.engine.cache.on_drop = self.watch.freed
         self._keeper: asyncio.Task[None] | None = None
@@ -94,6 +100,7 @@ class Runtime:
         await self.watch.begin()
         await self.cordons.refresh()
         self.repair_history()
+        await self._resume_endings()
         self._keeper = asyncio.create_task(self._keep())
         self.network.begin()
         if self.settings.gpus.simulated:
@@ -119,12 +126,23 @@ class Runtime:
         """The machine as people are shown it: what is withheld or closed is out of service, with the reason."""
         node, closed = self.watch.shown(), self.cordons.closed
         targets = closed.union(gpu.uuid for gpu in node.gpus) if node.name in closed else closed
-        return regrant.out_of_service(node, dict.fromkeys(targets, "closed by the operator"))
+        orphans = dict.fromkeys(self.arbiter.ledger().withheld, UNREADABLE)
+        return regrant.out_of_service(node, orphans | dict.fromkeys(targets, "closed by the operator"))
 
     def repair_history(self) -> None:
         """Fill in what the history lacks, once the engine has answered."""
         if self.engine.cache.fresh:
             self.audit.repair(self.arbiter.ledger().leases, self.engine.cache)
+
+    async def _resume_endings(self) -> None:
+        """Go on with what the last hub process had told the engine to end, and the engine had not done."""
+        try:
+            async with asyncio.timeout(BEGIN_TIMEOUT_S):
+                unended = await asyncio.to_thread(self.records.open_leases, self.settings.hub.name)
+        except TROUBLE as error:
+            LOG.error("what was quarantined before is not known, the records do not answer: %s", error)  # noqa: TRY400
+            return
+        self.arbiter.endings.resume({past.lease: past.quarantine for past in unended if past.quarantine})
 
     async def image_of(self, variant: Variant) -> str | Refusal:
         """The id of a variant's image, or why no server can run from it; EngineUnknown when the engine does not answer.
@@ -168,7 +186,11 @@ class Runtime:
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
 
     async def _keep(self) -> None:
+        forget_at = 0.0
         while True:
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + FORGET_S
+                self.audit.forget(datetime.now(UTC) - timedelta(seconds=self.settings.records.keep_history))
             await asyncio.sleep(KEEP_S)
             await self.cordons.refresh()
             self.repair_history()
@@ -178,6 +200,15 @@ class Runtime:
         return self.settings.placement_rules(
             closed=self.cordons.closed, quarantined=frozenset(self.watch.quarantined())
         )
+
+    def refused(self, user: str, server: str, refusal: Refusal) -> None:
+        """Note that a start was turned down."""
+        self.audit.refused(user, server, refusal)
+        self.figures.refused(refusal.code.value)
+
+    def _noticed(self, lease: Lease, notice: Notice, gpu: str) -> None:
+        self.audit.noticed(lease, notice, gpu)
+        self.figures.noticed(notice.code.value)
 
     def _held(self) -> frozenset[str]:
         ledger = self.arbiter.ledger()
@@ -214,7 +245,9 @@ def current() -> Runtime:
 
 def current_or_none() -> Runtime | None:
     """Give the runtime if it has begun."""
-    return _runtime.result() if _runtime is not None and _runtime.done() and _runtime.exception() is None else None
+    if _runtime is None or not _runtime.done() or _runtime.cancelled() or _runtime.exception() is not None:
+        return None
+    return _runtime.result()
 
 
 def prepare(settings: Settings) -> None:

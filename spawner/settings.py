@@ -256,6 +256,12 @@ class ContainerSettings(_Section):
     stop_timeout: Duration = 10
 
 
+class RecordsSettings(_Section):
+    """What is kept of the past."""
+
+    keep_history: Duration = 365 * 86400
+
+
 class Settings(_Section):
     """The whole file."""
 
@@ -271,6 +277,7 @@ class Settings(_Section):
     gpus: GPUSettings = GPUSettings()
     placement: PlacementSettings = PlacementSettings()
     containers: ContainerSettings = ContainerSettings()
+    records: RecordsSettings = RecordsSettings()
     config_dir: Place | None = None
 
     def entitlement_roles(self) -> tuple[Role, ...]:

@@ -7,7 +7,6 @@
 """
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 from spawner import nvml
 from spawner.core import regrant
 from spawner.core.ledger import Container, from_labels
-from spawner.core.model import Mode, Node
+from spawner.core.model import Lease, Mode, Node
 from spawner.core.readings import Reading, container_of
 from spawner.core.shares import Excess, Holder, Notice, NoticeCode, judge
 from spawner.settings import GPUSettings
@@ -29,6 +28,7 @@ __all__ = ["Watch", "end_process"]
 LOG = logging.getLogger(__name__)
 PATIENCE_S = 8.0  # how long `settled` waits for a driver to free what an ended process had
 PAUSE_S = 0.5
+DOUBTED = "checking: the engine did not find it when a server was to start"
 _NOTICES_KEPT = 20
 _SERVERS_KEPT = 1000
 
@@ -50,6 +50,8 @@ class Watch:
         Into how many shares a GPU is divided, by its UUID; 0 where it is not shared.
     clock
         Time in UTC, of the same clock as the readings'.
+    noticed
+        Is told what the user of a server was told, and of which GPU; must neither raise nor wait.
     proc
         Where the processes are.
     """
@@ -63,6 +65,7 @@ class Watch:
         held: Callable[[], Collection[str]],
         shares_of: Callable[[str], int],
         clock: Callable[[], datetime],
+        noticed: Callable[[Lease, Notice, str], None] = lambda _lease, _notice, _gpu: None,
         proc: Path = Path("/proc"),
     ) -> None:
         self.settings = settings
@@ -72,10 +75,12 @@ class Watch:
         self._held = held
         self._shares_of = shares_of
         self._clock = clock
+        self._noticed = noticed
         self._proc = proc
         self._found: Node | None = None
         self._trouble = ""
         self._ended: dict[str, datetime] = {}
+        self._doubted: dict[str, datetime] = {}
         self._excesses: Sequence[Excess] = ()
         self._notices: dict[str, list[Notice]] = {}
         self._reading: asyncio.Task[bool] | None = None
@@ -102,6 +107,7 @@ class Watch:
             return {}
         idle = self.settings.idle_memory
         found = regrant.quarantined(self._found, self.readings, self._held(), self._ended, idle)
+        found |= dict.fromkeys(self._doubted, DOUBTED)
         if self._trouble:
             return {uuid: f"{reason} ({self._trouble})" for uuid, reason in found.items()}
         return found
@@ -133,6 +139,14 @@ class Watch:
         gpus = regrant.holders([container])[container.id]
         self._ended.update(dict.fromkeys(gpus, self._clock()))
         if gpus:
+            self._wake.set()
+
+    def doubt(self, uuids: Iterable[str]) -> None:
+        """Withhold GPUs that the engine did not find when a server was to start, until a later look has seen them."""
+        now = dict.fromkeys(uuids, self._clock())
+        self._doubted.update(now)
+        self._ended.update(now)  # so that who starts next waits for that look
+        if now:
             self._wake.set()
 
     async def read(self) -> bool:
@@ -185,6 +199,11 @@ class Watch:
         if found.reason and (self._found is None or self._found.gpus):
             LOG.warning("no GPUs: %s node=%s", found.reason, self.node_name)
         self._found, self.readings, self._trouble = found.node, found.readings, ""
+        self._doubted = {
+            uuid: since
+            for uuid, since in self._doubted.items()
+            if uuid not in self.readings or self.readings[uuid].at <= since
+        }
         self._judge(found.node)
         return True
 
@@ -231,8 +250,7 @@ class Watch:
         del kept[:-_NOTICES_KEPT]
         while len(self._notices) > _SERVERS_KEPT:
             del self._notices[next(iter(self._notices))]
-        line = {"event": code.value, "lease": lease.id, "user": lease.user, "server": lease.server, "gpu": excess.gpu}
-        LOG.warning("%s", json.dumps({**line, **params}))
+        self._noticed(lease, notice, excess.gpu)
 
 
 def end_process(pid: int, container: str, *, proc: Path = Path("/proc")) -> bool:

@@ -18,7 +18,8 @@ from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.auth import CampusAuthenticator
 from spawner.core.exits import End, EndCode
 from spawner.core.ledger import Container, to_labels
-from spawner.core.model import Code, Lease, Refusal
+from spawner.core.model import Code, Lease, Mode, Refusal
+from spawner.core.shares import Notice, NoticeCode
 from spawner.docker_api import EngineUnknown
 from spawner.records import PastLease, Records
 from tests.core.strategies import lease
@@ -41,9 +42,7 @@ class World:
     def auditor(self) -> Auditor:
         """A hub process begins."""
         self._writers.append(RecordsWriter(first_pause_s=0.01))
-        return Auditor(
-            AuditLog(self.path), self.records, self._writers[-1], hub="campus", network="net", node=lambda: "node-1"
-        )
+        return Auditor(AuditLog(self.path), self.records, self._writers[-1], hub="campus", network="net")
 
     def look(self, container: str, network: str) -> tuple[str, datetime | None]:
         assert network == "net"
@@ -79,7 +78,7 @@ def running(held: Lease, container: str = "c1") -> Container:
 
 def test_a_server_s_life_is_three_lines_and_one_row(world):
     world.addresses["c1"] = "172.30.0.5"
-    auditor, held = world.auditor(), lease(1, "GPU-a")
+    auditor, held = world.auditor(), lease(1, "GPU-a", node="node-1")
     auditor.granted(held)
     auditor.started(held, "c1")
     auditor.ended(held.id, STOPPED)
@@ -103,6 +102,35 @@ def test_a_refusal_is_a_line_with_its_code(world):
     world.auditor().refused("ann", "train", Refusal.of(Code.GPUS_LEASED, asked=1))
     (line,) = world.lines()
     assert (line["event"], line["user"], line["server"], line["code"]) == ("refused", "ann", "train", "gpus-leased")
+
+
+def test_what_the_user_of_a_share_is_told_is_a_line_too(world):
+    held = lease(1, "GPU-a", mode=Mode.SHARED)
+    told = Notice(lease=held.id, code=NoticeCode.SHARE_ENDED, at=held.granted, params=(("pid", 41), ("used", 7)))
+    world.auditor().noticed(held, told, "GPU-a")
+    (line,) = world.lines()
+    assert (line["event"], line["code"], line["by"]) == ("share-notice", "gpu-share-ended", "")
+    assert (line["user"], line["lease"], line["gpus"]) == ("bob", held.id, ["GPU-a"])
+    assert (line["pid"], line["used"]) == ("41", "7")
+
+
+def test_a_quarantine_is_a_line_and_stands_in_the_history_until_the_lease_has_ended(world):
+    auditor, held = world.auditor(), lease(1, "GPU-a")
+    auditor.granted(held)
+    auditor.quarantined(held.id, "stop: it hangs")
+    assert [(line["event"], line.get("why")) for line in world.lines()][1:] == [("quarantined", "stop: it hangs")]
+    (past,) = world.settle()
+    assert (past.quarantine, past.ended) == ("stop: it hangs", None)
+
+
+def test_a_file_that_was_moved_aside_from_outside_is_made_anew_by_the_next_line(world):
+    """logrotate needs neither copytruncate nor a signal."""
+    log = AuditLog(world.path)
+    log.write("refused", user="ann")
+    world.path.rename(world.path.with_name("audit.jsonl-20261201"))
+    log.write("refused", user="bob")
+    assert [line["user"] for line in world.lines()] == ["bob"]
+    assert stat.S_IMODE(world.path.stat().st_mode) == 0o600
 
 
 def test_the_file_is_for_its_owner_alone_and_names_cannot_forge_a_line(world, caplog):

@@ -1,5 +1,6 @@
 """What the spawner makes of an engine in trouble."""
 
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,13 @@ from jupyterhub.spawner import SpawnException
 from spawner import runtime
 from spawner.arbiter import Refused
 from spawner.core import catalog as catalogs
-from spawner.core.model import Code, Refusal
+from spawner.core.model import Code, Person, Refusal
 from spawner.docker_api import EngineFails, EngineRefuses, EngineSaysGone, EngineUnknown
 from spawner.docker_spawner import GPUDockerSpawner
 from spawner.refusals import refusal_for, said
-from spawner.settings import load
-from tests.test_settings import EXAMPLE
+from spawner.settings import Settings, load
+from tests.core.strategies import claim
+from tests.test_settings import EXAMPLE, LEAST
 
 
 @pytest.mark.parametrize("error", [EngineUnknown("no answer"), EngineRefuses("409")], ids=["unknown", "refused"])
@@ -70,6 +72,46 @@ async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypat
         await spawner.choose({"variant": "cpu"})
     assert (refused.value.status_code, refused.value.reason) == (503, "hub-blocked")
     assert told == [blocked]
+
+
+@pytest.mark.parametrize(
+    ("words", "doubted"),
+    [
+        pytest.param("device error: GPU-b: unknown device", [("GPU-b",)], id="unknown-device"),
+        pytest.param("no space left on device", [], id="another-reason"),
+    ],
+)
+async def test_the_gpus_of_a_start_that_did_not_find_them_are_doubted(monkeypatch, words, doubted):
+    found: list[tuple[str, ...]] = []
+
+    async def give(*_args):
+        return Person(sub="s", uid=200_000, hub_name="ann", home="200000")
+
+    shared = SimpleNamespace(
+        person=give,
+        storage=SimpleNamespace(ensure_home=give),
+        arbiter=SimpleNamespace(abandon=lambda _lease: None),
+        watch=SimpleNamespace(doubt=found.append),
+        refused=lambda *_args: None,
+        settings=Settings.model_validate(tomllib.loads(LEAST)),
+    )
+
+    async def get():
+        return shared
+
+    async def start(spawner):
+        spawner.lease_id, spawner._gpus = "lease-1", ("GPU-b",)
+        raise EngineFails(words)
+
+    monkeypatch.setattr(runtime, "get", get)
+    monkeypatch.setattr(DockerSpawner, "start", start)
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    spawner._claim = claim()
+    with pytest.raises(SpawnException):
+        await spawner.start()
+    assert found == doubted
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from spawner.arbiter import Arbiter, Refused
+from spawner.audit import Unobserved
 from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL, Container, to_labels
 from spawner.core.model import Code, Lease
@@ -270,6 +271,41 @@ async def test_a_stop_that_fails_quarantines_the_lease_until_the_container_is_go
     await quiet(arbiter)
     assert arbiter.quarantined() == {}
     assert held not in arbiter.ledger().leases
+
+
+class Noted(Unobserved):
+    """An observer that keeps what it is told of quarantines."""
+
+    def __init__(self) -> None:
+        self.stuck: list[tuple[str, str]] = []
+
+    def quarantined(self, lease_id: str, why: str) -> None:
+        self.stuck.append((lease_id, why))
+
+
+async def test_a_quarantine_is_told_once_however_long_it_lasts(arbiter, script):
+    arbiter.endings.observer = noted = Noted()
+    held = await running(arbiter)
+    script.trouble |= {"stop": EngineSilent("no answer"), "remove_container": EngineFails("did not receive an exit")}
+    with pytest.raises(EngineSilent):
+        await arbiter.stop(held.id, "c1")
+    await wait_until(lambda: script.calls.count("remove_container") > 3, 5)
+    assert noted.stuck == [(held.id, "no answer")]
+    del script.trouble["remove_container"]
+    await quiet(arbiter)
+
+
+async def test_what_was_quarantined_before_a_restart_is_known_and_its_removal_goes_on(arbiter, script):
+    held = lease(1, "GPU-00000001", user="ann")
+    script.rows.append({"Id": "c1", "Names": ["/n"], "State": "running", "Labels": to_labels(held)})
+    await arbiter.engine.refresh()
+    script.trouble["remove_container"] = EngineFails("did not receive an exit")
+    arbiter.endings.resume({held.id: "stop: no answer", "long-gone": "stop: no answer"})
+    assert arbiter.quarantined() == {held.id: "stop: no answer"}
+    assert arbiter.find("ann", "") is None, "its person starts beside it"
+    del script.trouble["remove_container"]
+    await quiet(arbiter)
+    assert (script.rows, arbiter.quarantined(), arbiter.ledger().leases) == ([], {}, ())
 
 
 async def test_a_new_start_waits_for_what_is_left_only_so_long(arbiter, script, monkeypatch):

@@ -209,8 +209,8 @@ def minutes(number: int) -> datetime:
 
 
 def test_a_lease_is_told_from_grant_to_end(records):
-    held = lease(1, "GPU-b", "GPU-a")
-    records.lease_granted(held, "node-1")
+    held = lease(1, "GPU-b", "GPU-a", node="node-1")
+    records.lease_granted(held)
     records.lease_started(held.id, "c1", "172.30.0.5", minutes(1))
     records.lease_ended(held.id, "stopped", minutes(9))
     (past,) = records.history()
@@ -229,11 +229,11 @@ def test_a_lease_is_told_from_grant_to_end(records):
 def test_every_write_of_the_history_may_come_twice(records):
     held = lease(1, "GPU-a")
     for _ in range(2):
-        records.lease_granted(held, "node-1")
+        records.lease_granted(held)
         records.lease_started(held.id, "c1", "172.30.0.5", minutes(1))
         records.lease_ended(held.id, "stopped", minutes(9))
     before = records.history()
-    records.lease_granted(held, "elsewhere")
+    records.lease_granted(replace(held, node="elsewhere"))
     records.lease_started(held.id, "c2", "172.30.0.6", minutes(2))
     records.lease_ended(held.id, "failed", minutes(10))
     assert records.history() == before
@@ -285,6 +285,31 @@ def test_the_history_answers_who_had_an_address_at_a_moment(records):
     assert who(limit=1) == ["ann"]
     elsewhere = minutes(25).astimezone(timezone(timedelta(hours=9)))
     assert who(address="172.30.0.5", at=elsewhere) == ["bob"], "a moment is one in every zone"
+
+
+def test_what_ended_before_the_time_to_keep_is_forgotten_and_what_runs_never(records):
+    for number, end in enumerate([10, 20, None]):
+        item = replace(lease(number, f"GPU-{number}"), granted=minutes(0))
+        records.lease_granted(item)
+        if end is not None:
+            records.lease_ended(item.id, "stopped", minutes(end))
+    assert records.forget_leases(before=minutes(15)) == 1
+    assert [past.ended for past in records.history()] == [minutes(20), None]
+    assert records.forget_leases(before=minutes(500)) == 1
+    assert [past.ended for past in records.history()] == [None]
+
+
+def test_a_quarantine_is_known_after_reopening_while_the_lease_has_no_end(records, tmp_path):
+    records.lease_granted(lease(1, "GPU-a"))
+    records.lease_quarantined(lease(1).id, "it hangs")
+    records.lease_quarantined("none", "it hangs")
+    assert [past.quarantine for past in records.open_leases("campus")] == ["it hangs"]
+    records.lease_ended(lease(1).id, "stopped", minutes(1))
+    assert records.open_leases("campus") == ()
+    records.lease_granted(lease(2, "GPU-a"))
+    records.lease_ended(lease(2).id, "stopped", minutes(1))
+    records.lease_quarantined(lease(2).id, "late news")
+    assert [past.quarantine for past in records.history(limit=9) if past.lease == lease(2).id] == [""]
 
 
 def test_leases_without_an_end_are_listed_for_their_hub_alone(records):

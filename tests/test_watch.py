@@ -1,8 +1,6 @@
 """The look at the GPUs while the hub runs; the driver is the stand-in library, the processes are real ones."""
 
 import asyncio
-import json
-import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from spawner import nvml, watch
 from spawner.arbiter import Arbiter, Refused
 from spawner.core.ledger import Container, from_labels, rebuild, to_labels
 from spawner.core.model import Lease, Mode, PlacementRules
-from spawner.core.shares import NoticeCode
+from spawner.core.shares import Notice, NoticeCode
 from spawner.docker_api import Engine
 from spawner.messages import notice
 from spawner.state_cache import StateCache
@@ -35,6 +33,7 @@ class Site:
         self.gpus = gpus
         self.proc = proc
         self.cache = StateCache()
+        self.noted: list[tuple[Lease, Notice, str]] = []
         self.settings = gpu_settings(gpus, **({"read_every": "1h"} | settings))
         self.watch = self.begin()
 
@@ -49,6 +48,7 @@ class Site:
                 shares_per_gpu=self.settings.shares_per_gpu, shares_by_gpu=tuple(self.settings.shares_by_gpu.items())
             ).shares_of,
             clock=lambda: datetime.now(UTC),
+            noticed=lambda *told: self.noted.append(told),
             proc=self.proc,
         )
         self.cache.on_drop = made.freed
@@ -89,6 +89,48 @@ async def test_a_gpu_is_withheld_from_its_server_s_end_until_the_next_look(site)
     assert site.watch.withheld()[site.uuid("0")].startswith("checking")
     await site.watch.settled()
     assert site.watch.withheld() == {}
+
+
+async def test_a_gpu_that_the_engine_did_not_find_is_withheld_until_a_later_look(site):
+    await site.watch.read()
+    site.watch.doubt([site.uuid("0")])
+    assert site.watch.quarantined() == {site.uuid("0"): watch.DOUBTED}
+    await site.watch.settled()
+    assert site.watch.quarantined() == {}
+
+
+async def test_a_look_that_began_before_a_doubt_does_not_end_it(site, monkeypatch):
+    await site.watch.read()
+    answered, gate, ask = asyncio.Event(), asyncio.Event(), nvml.ask
+
+    async def slow(*args, **kwargs):
+        answer = await ask(*args, **kwargs)
+        answered.set()
+        await gate.wait()
+        return answer
+
+    monkeypatch.setattr(nvml, "ask", slow)
+    looking = asyncio.create_task(site.watch.read())
+    await answered.wait()
+    site.watch.doubt([site.uuid("0")])
+    gate.set()
+    assert await looking
+    assert site.watch.quarantined() == {site.uuid("0"): watch.DOUBTED}
+
+
+async def test_a_doubted_gpu_that_the_next_look_does_not_find_stays_withheld(site):
+    await site.watch.read()
+    lose(site.gpus, 1)
+    site.watch.doubt([site.uuid("1")])
+    await site.watch.read()
+    assert site.watch.quarantined() == {site.uuid("1"): watch.DOUBTED}
+
+
+async def test_a_doubt_has_the_gpus_looked_at_at_once(site):
+    await site.watch.begin()
+    site.watch.doubt([site.uuid("0")])
+    await wait_until(lambda: not site.watch.quarantined(), timeout=30)
+    site.watch.close()
 
 
 async def test_a_container_removed_behind_our_back_counts_as_an_end_too(site):
@@ -311,9 +353,8 @@ def children() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 async def test_who_takes_more_than_the_share_is_warned_then_loses_the_biggest_process_and_is_told(
-    own_gpus, tmp_path, children, caplog
+    own_gpus, tmp_path, children
 ):
-    caplog.set_level(logging.WARNING, "spawner.watch")
     site = Site(own_gpus, tmp_path / "proc", shares_per_gpu=2, share_grace="1s")
     ann, bob = (site.run(n, "0", container=name, mode=Mode.SHARED) for n, name in ((1, ANN), (2, BOB)))
     big, small, other = children(), children(), children()
@@ -332,9 +373,8 @@ async def test_who_takes_more_than_the_share_is_warned_then_loses_the_biggest_pr
     assert [item.code for item in site.watch.notices(ann.id)] == [NoticeCode.SHARE_EXCEEDED, NoticeCode.SHARE_ENDED]
     assert f"Process {big.pid} of your server was ended" in notice(site.watch.notices(ann.id)[1])
     assert site.watch.notices(bob.id) == ()
-    lines = [json.loads(record.message) for record in caplog.records if record.message.startswith("{")]
-    assert [line["event"] for line in lines] == ["gpu-share-exceeded", "gpu-share-ended"]
-    assert lines[1] | {"user": "bob", "lease": ann.id, "pid": big.pid, "gpu": site.uuid("0")} == lines[1]
+    assert site.noted == [(ann, told, site.uuid("0")) for told in site.watch.notices(ann.id)], "the audit is told, too"
+    assert dict(site.noted[1][1].params)["pid"] == big.pid
 
 
 async def test_without_shares_nobody_is_judged(own_gpus, tmp_path, children):

@@ -4,8 +4,11 @@ import json
 import sqlite3
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from spawner.settings import load
 from tests.rig.demo_hub import DemoHub
 from tests.rig.waiting import wait_until_sync
 
@@ -22,6 +25,25 @@ def gpucampus(hub: DemoHub, *words: str, status: int = 0) -> dict[str, Any]:
 def audited(hub: DemoHub) -> list[dict[str, Any]]:
     lines = (hub.state / "log/audit.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
+
+
+def test_the_figures_are_shown_to_whoever_has_the_scope_and_to_nobody_else(people, demo_hub):
+    settings = load(demo_hub.state / "settings.toml")
+    url = f"http://{settings.network.gateway}:{settings.hub.hub_port}/hub/metrics"  # as deploy/prometheus has it
+    token = (demo_hub.state / "secrets" / "metrics_token").read_text(encoding="ascii")
+    scraped = httpx.get(url, headers={"Authorization": f"Bearer {token}"})
+    assert scraped.status_code == httpx.codes.OK
+    found = {
+        sample.name: sample for family in text_string_to_metric_families(scraped.text) for sample in family.samples
+    }
+    assert found["gpucampus_engine_answers"].value == 1
+    assert {"gpucampus_gpus", "gpucampus_leases", "gpucampus_engine_call_duration_seconds_count"} <= found.keys()
+    assert "jupyterhub_running_servers" in found, "JupyterHub's own are beside them"
+    for name in people:
+        assert people[name].browser.get(f"{demo_hub.url}/hub/metrics").status_code == (200 if name == "admin" else 403)
+    assert httpx.get(url).status_code == httpx.codes.FORBIDDEN
+    users = httpx.get(url.replace("metrics", "api/users"), headers={"Authorization": f"Bearer {token}"})
+    assert users.status_code == httpx.codes.FORBIDDEN, "the token reads figures and nothing else"
 
 
 def test_the_operator_releases_drains_and_is_told_what_was(people, stopped, demo_hub):
