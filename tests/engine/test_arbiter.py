@@ -79,16 +79,11 @@ class World:
             container.remove(force=True)
 
 
-@pytest.fixture(scope="session")
-def image(engine: PrivateEngine) -> str:
-    return load_probe_image(engine, STATE.parent / "cache")
-
-
 @pytest_asyncio.fixture
-async def world(engine: PrivateEngine, image: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world(engine: PrivateEngine, probe_image: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     async with FaultProxy(engine.url) as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
-        made = World(engine, proxy, image)
+        made = World(engine, proxy, probe_image)
         try:
             yield made
         finally:

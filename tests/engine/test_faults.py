@@ -18,17 +18,6 @@ pytestmark = pytest.mark.docker
 ROUNDS = 10
 
 
-@pytest.fixture(scope="session")
-def image(engine: PrivateEngine) -> str:
-    return load_probe_image(engine, STATE.parent / "cache")
-
-
-@pytest_asyncio.fixture
-async def campaign(engine: PrivateEngine, image: str, tmp_path: Path) -> AsyncIterator[Campaign]:
-    async with Campaign.on(engine, image, tmp_path) as made:
-        yield made
-
-
 @pytest.mark.parametrize("kind", ["killed", "cancelled", "late", "timed_out"])
 async def test_a_start_or_stop_broken_at_any_engine_call_leaves_nothing_behind(campaign, kind):
     for number in range(ROUNDS):
