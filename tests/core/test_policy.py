@@ -1,6 +1,6 @@
 """Who gets which GPU: the properties first, then rows by name.
 
-The property `no_starvation` belongs to the queue; `rebuild_is_lossless` and `conflicts_are_reported` to the ledger.
+Elsewhere: `no_starvation` in test_queue.py; `rebuild_is_lossless` and `conflicts_are_reported` in test_ledger.py.
 """
 
 from dataclasses import replace
