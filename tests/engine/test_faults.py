@@ -1,17 +1,9 @@
 """The campaigns of tests/reliability, a few rounds of each, so that every run of the tests has them."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 
-from tests.conftest import STATE
 from tests.reliability import scenes
-from tests.reliability.campaign import Campaign
-from tests.rig.engine import PrivateEngine
 from tests.rig.fault_proxy import Fault
-from tests.rig.probe_image import load_probe_image
 
 pytestmark = pytest.mark.docker
 

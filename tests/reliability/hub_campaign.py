@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class HubCampaign:
         await self.judge()
 
     async def stopped(self, number: int) -> None:
-        """Press Stop at a call of a start, by turns on the page and through the API; the engine is slow with the call."""
+        """Press Stop at a call of a start, on the page or through the API; the engine is slow with the call."""
         user = await self._free_user()
         call, after = 1 + number % START_CALLS, bool(number // START_CALLS % 2)
         by_page, held_s = bool(number % 2), HELD_S[number // 2 % 2]
@@ -199,7 +200,8 @@ class HubCampaign:
         person = self.people[user]
         try:
             await (person.press_start() if do == "start" else person.press_stop())
-            await wait_until(lambda: self._settled(user), ACT_LIMIT_S, f"the hub is through with the {do} of {user}")
+            check = partial(self._settled, user)
+            await wait_until(check, ACT_LIMIT_S, f"the {do} of {user} is through")  # type: ignore[arg-type]
         except httpx.TransportError:
             await self.hub.gone()
 

@@ -1,5 +1,7 @@
-"""A real JupyterHub with little around it: the product's configuration and spawner, the real proxy, servers that start in
-a second. Sign-in and the servers' program are swapped (lean_parts.py), so that it needs neither provider nor images.
+"""A real JupyterHub with little around it: the product's configuration and spawner, and the real proxy.
+
+Sign-in and the servers' program are swapped (lean_parts.py), so that it needs neither provider nor images and a server
+starts within a second.
 
 All of it is asynchronous, since the fault proxy between hub and engine lives in the test's event loop.
 """
@@ -100,15 +102,18 @@ folder = "images/none"
 image = {image}
 default = true
 """
-_CONFIG = """from spawner import hub_api
+_CONFIG = """from pathlib import Path
+
+from spawner import hub_api
 from tests.rig.lean_parts import SERVER, Door, Look
 
 c = get_config()
+token = hub_api.ensure_operator_token(Path({state}))
 c.JupyterHub.authenticator_class = Door
 c.Door.allow_all = True
 c.JupyterHub.subdomain_host = ""
 c.JupyterHub.extra_handlers = [("/look", Look)]
-c.JupyterHub.services = [{{"name": "operator", "api_token": hub_api.ensure_operator_token(__import__("pathlib").Path({state}))}}]
+c.JupyterHub.services = [{{"name": "operator", "api_token": token}}]
 c.JupyterHub.load_roles = [{{"name": "operator", "scopes": list(hub_api.SCOPES), "services": ["operator"]}}]
 c.GPUDockerSpawner.cmd = ["python3", "-c", SERVER]
 {more}
