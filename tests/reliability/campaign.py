@@ -1,9 +1,8 @@
 """Rounds of breaking: a hub process behind a proxy, killed, cancelled or starved at a chosen engine call, then judged.
 
-The judge looks from outside, at the engine itself, and compares with what the hub says. The zeros that it counts:
-a double grant is a GPU that two running containers hold, a leaked lease one without a running server that the hub
-knows, an unexplained container one that no server of the hub explains. Each gets SETTLE_S to be cleared away, a double
-grant none.
+The hub process is the product's engine client and arbiter alone: quick enough for rounds in every run of the tests.
+hub_campaign.py does the same to a whole JupyterHub. The judge looks from outside, at the engine itself, and compares
+with what the hub says. Each zero of verdict.py gets SETTLE_S to come true, a double grant no time at all.
 """
 
 import asyncio

@@ -20,7 +20,8 @@ from spawner.core.ledger import LABEL
 from tests.reliability.verdict import SETTLE_S, USERS, Verdict, doubles, leaked, runs, unexplained
 from tests.rig.engine import PrivateEngine
 from tests.rig.fault_proxy import Fault, FaultProxy
-from tests.rig.lean_hub import LeanHub, Visitor
+from tests.rig.lean_hub import LeanHub
+from tests.rig.visitor import Visitor
 from tests.rig.waiting import wait_until
 
 __all__ = ["DATABASES", "HubCampaign"]
@@ -45,6 +46,7 @@ class HubCampaign:
         self.people = {user: Visitor(user) for user in USERS}
         self.uids: dict[str, str] = {}
         self.restarts: list[float] = []
+        self._calls: list[str] = []
 
     @classmethod
     @asynccontextmanager
@@ -90,7 +92,7 @@ class HubCampaign:
         self.faults.at(call, self.hub.kill, after=after)
         acts = [self.act(user, do)] + ([self.act(beside, "start")] if beside else [])
         await asyncio.gather(*acts)
-        self.verdict.broken(do, call, after=after, reached=not self.hub.running)
+        self._broke(do, call, after=after, reached=not self.hub.running)
         await self.restart(*lost)
         if lost:
             await self._take_up(user)
@@ -109,7 +111,7 @@ class HubCampaign:
 
         self.faults.at(call, press, after=after)
         await self.act(user, "start")
-        self.verdict.broken("start", call, after=after, reached=bool(pressed))
+        self._broke("start", call, after=after, reached=bool(pressed))
         answer = await (pressed[0] if pressed else self.people[user].press_stop(by_page=by_page))
         if answer.status_code not in (httpx.codes.ACCEPTED, httpx.codes.NO_CONTENT):
             self.verdict.refused_stops += 1
@@ -128,7 +130,7 @@ class HubCampaign:
 
         self.faults.at(call, hold, after=after)
         await self.act(user, "start")
-        self.verdict.broken("start", call, after=after, reached=bool(reached))
+        self._broke("start", call, after=after, reached=bool(reached))
         await self.judge()
 
     # -- judging -------------------------------------------------------------------------------------------------------
@@ -232,5 +234,11 @@ class HubCampaign:
             await self.act(self.dice.choice(sorted(servers)), "stop")
         return self.dice.choice([user for user in USERS if user not in servers])
 
+    def _broke(self, do: str, call: int, *, after: bool, reached: bool) -> None:
+        """Note where this round broke the hub, and see that a place which it did not reach breaks no later one."""
+        self.verdict.broken(do, call, after=after, reached=reached)
+        self._calls = self.faults.calls
+        self.faults.at(0, lambda: None)
+
     def _note(self, text: str) -> None:
-        self.verdict.notes.append(f"round {self.verdict.rounds}: {text}; calls {self.faults.calls}")
+        self.verdict.notes.append(f"round {self.verdict.rounds}: {text}; calls {self._calls}")
