@@ -198,10 +198,10 @@ class Engine:
 
     async def refresh(self) -> None:
         """List the engine's containers; those that are missing are asked for one by one before they are dropped."""
-        asked, asked_ns = self.cache.version, time.time_ns()
+        since = self.cache.asked(time.time_ns())
         try:
             listing = [_container(row) for row in await self.call("containers", all=True, filters=_OURS)]
-            for container_id in self.cache.merge(listing, asked, asked_ns):
+            for container_id in self.cache.merge(listing, since):
                 try:
                     await self.call("inspect_container", container_id)
                 except EngineSaysGone:

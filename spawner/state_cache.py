@@ -6,6 +6,7 @@ asked for. And an event never brings back a container that a later listing did n
 of the last second to whoever subscribes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class StateCache:
         self._changes: dict[str, int] = {}
         self._gone: dict[str, None] = {}
         self.version = 0
-        self._listed_ns = 0
+        self._asked_ns: float = math.inf  # until a listing has been asked for, it will know better than any event
         self.fresh = False
         self.on_drop: Callable[[Container], None] = lambda _gone: None
 
@@ -60,12 +61,13 @@ class StateCache:
         """Find the container of a lease."""
         return next((c for c in self._containers.values() if c.labels.get(LABEL + "lease") == lease_id), None)
 
-    def merge(self, listing: list[Container], since: int, asked_ns: int) -> list[str]:
-        """Take in a listing that was asked for at a version and a time (ns since 1970).
+    def asked(self, at_ns: int) -> int:
+        """Note that a listing is asked for at a time (ns since 1970); returns what `merge` wants to know of that."""
+        self._asked_ns = at_ns
+        return self.version
 
-        Returns the known ids that it lacks, to be asked for one by one.
-        """
-        self._listed_ns = asked_ns
+    def merge(self, listing: list[Container], since: int) -> list[str]:
+        """Take in a listing, with what `asked` returned; returns the known ids that it lacks, to be asked for."""
         listed = {container.id for container in listing}
         missing = [key for key in self._containers if key not in listed]
         for container in listing:
@@ -83,7 +85,7 @@ class StateCache:
         state = _STATES.get(action)
         if state is None or (action == "create" and known):  # the news of its making comes last, it may run already
             return None
-        if known is None and (action == "die" or int(event.get("timeNano", self._listed_ns + 1)) <= self._listed_ns):
+        if known is None and (action == "die" or int(event.get("timeNano", 0)) <= self._asked_ns):
             return None  # it is gone already, or else the next listing has it
         told = {key: str(value) for key, value in attributes.items() if key.startswith(LABEL)}
         name = known.name if known else str(attributes.get("name", ""))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from spawner.arbiter import Arbiter, Refused
 from spawner.core.ledger import Container, to_labels
 from spawner.core.model import Code
 from spawner.docker_api import Engine
+from spawner.state_cache import StateCache
 from tests.core.strategies import claim, gpu, lease, node
 
 GPUS = tuple(gpu(number) for number in range(4))
@@ -19,6 +21,7 @@ GPUS = tuple(gpu(number) for number in range(4))
 def arbiter():
     """An arbiter whose engine has been listed and is empty; nothing here calls the engine."""
     engine = Engine()
+    engine.cache.asked(0)
     engine.cache.fresh = True
     numbers = iter(range(1_000_000))
     yield Arbiter(
@@ -68,8 +71,13 @@ def test_nothing_is_granted_while_the_engine_does_not_answer(arbiter):
 def test_a_listing_never_forgets_a_container_by_itself(arbiter):
     known = Container(id="1", name="n", state="running", labels=to_labels(lease(1, "GPU-00000001")))
     arbiter.engine.cache.put(known)
-    assert arbiter.engine.cache.merge([], since=arbiter.engine.cache.version, asked_ns=0) == ["1"]
+    assert arbiter.engine.cache.merge([], since=arbiter.engine.cache.version) == ["1"]
     assert list(arbiter.engine.cache) == [known]
+
+
+def told(action: str, attributes: dict[str, str], at_ns: int = 1) -> dict[str, Any]:
+    """An event, as the engine writes it."""
+    return {"Action": action, "timeNano": at_ns, "Actor": {"ID": "1", "Attributes": attributes}}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def test_a_listing_never_forgets_a_container_by_itself(arbiter):
 def test_events_move_the_cache(arbiter, actions, state):
     attributes = to_labels(lease(1, "GPU-00000001")) | {"name": "n", "image": "i", "maintainer": "m"}
     for action in actions:
-        ended = arbiter.engine.cache.apply({"Action": action, "Actor": {"ID": "1", "Attributes": attributes}})
+        ended = arbiter.engine.cache.apply(told(action, attributes))
         assert (ended is not None) == (action in ("die", "destroy"))
     found = arbiter.engine.cache.get("1")
     assert (found.state if found else None) == state
@@ -94,27 +102,28 @@ def test_events_move_the_cache(arbiter, actions, state):
 
 
 @pytest.mark.parametrize("actions", [["create", "start"], ["start"], ["die"]], ids=lambda actions: actions[-1])
-def test_an_event_from_before_a_listing_does_not_bring_back_what_the_listing_lacks(arbiter, actions):
+@pytest.mark.parametrize("asked_ns", [1_000, None], ids=["before-the-listing", "before-the-first-listing"])
+def test_an_event_does_not_bring_back_what_a_later_listing_lacks(asked_ns, actions):
     """The engine repeats the last second's events to whoever subscribes: a GPU would look leased that is free."""
-    cache, attributes = arbiter.engine.cache, to_labels(lease(1, "GPU-00000001"))
-    cache.merge([], since=0, asked_ns=1_000)
+    cache, attributes = StateCache(), to_labels(lease(1, "GPU-00000001"))
+    if asked_ns:
+        assert cache.merge([], since=cache.asked(asked_ns)) == []
     for action in actions:
-        assert cache.apply({"Action": action, "timeNano": 999, "Actor": {"ID": "1", "Attributes": attributes}}) is None
-    assert arbiter.ledger().leases == ()
-    cache.apply({"Action": "start", "timeNano": 1_001, "Actor": {"ID": "1", "Attributes": attributes}})
-    assert arbiter.ledger().leases == (lease(1, "GPU-00000001"),)
+        assert cache.apply(told(action, attributes, 999)) is None
+    assert list(cache) == []
+    cache.asked(1_000)
+    cache.apply(told("start", attributes, 1_001))
+    assert [container.state for container in cache] == ["running"]
 
 
 def test_a_container_that_only_an_event_told_of_is_asked_for_when_the_listing_lacks_it(arbiter):
-    cache, attributes = arbiter.engine.cache, to_labels(lease(1, "GPU-00000001"))
-    asked = cache.version
-    cache.apply({"Action": "create", "timeNano": 1, "Actor": {"ID": "1", "Attributes": attributes}})
-    assert cache.merge([], since=asked, asked_ns=2) == ["1"]
+    cache = arbiter.engine.cache
+    asked = cache.asked(1)
+    cache.apply(told("create", to_labels(lease(1, "GPU-00000001")), 2))
+    assert cache.merge([], since=asked) == ["1"]
 
 
 def test_a_death_of_a_container_nobody_knows_makes_no_lease(arbiter):
     """The engine may tell of a death after the removal."""
-    attributes = to_labels(lease(1, "GPU-00000001"))
-    event = {"Action": "die", "timeNano": 5, "Actor": {"ID": "1", "Attributes": attributes}}
-    assert arbiter.engine.cache.apply(event) is None
+    assert arbiter.engine.cache.apply(told("die", to_labels(lease(1, "GPU-00000001")), 5)) is None
     assert arbiter.ledger().leases == ()
