@@ -8,7 +8,7 @@ laid over the parent's arguments last, so that neither an image nor a loose trai
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from dockerspawner import DockerSpawner
 from jupyterhub.spawner import SpawnException
@@ -17,12 +17,12 @@ from traitlets import default
 
 from spawner import campus, container, runtime
 from spawner.arbiter import Refused
-from spawner.core.entitlements import entitlement_for, roles_for
+from spawner.claims import checked, claim_for
+from spawner.core.entitlements import entitlement_for
 from spawner.core.ledger import LABEL
-from spawner.core.limits import limits_for
 from spawner.core.model import Claim, Code, Person, Refusal
-from spawner.core.names import check_name, server_slug
-from spawner.core.options import check_choice, from_form, parse_choice
+from spawner.core.names import server_slug
+from spawner.core.options import from_form
 from spawner.docker_api import EngineRefuses, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
@@ -35,8 +35,9 @@ from spawner.storage import write_identity
 
 __all__ = ["GPUDockerSpawner"]
 
-T = TypeVar("T")
 PORT_STEP_S = 0.05
+CHECK_STEP_S = 1.0
+FOR_EVER_S = 86_400.0
 _ANSWERED = frozenset(range(200, 500))  # any answer of the server itself; 5xx may be somebody else's
 
 
@@ -123,7 +124,8 @@ class GPUDockerSpawner(DockerSpawner):
         """Validate the choice and keep it for `start`; a refused one is not remembered."""
         shared = await runtime.get()
         try:
-            self._claim, self._image = await self._claim_for(shared, user_options)
+            groups = [group.name for group in self.user.groups]
+            self._claim, self._image = await claim_for(shared, self.user.name, self.name, groups, user_options)
         except (Refused, EngineUnknown) as error:
             # the hub has stored the options before it asked; put back what was there
             self.user_options = self._accepted
@@ -133,29 +135,6 @@ class GPUDockerSpawner(DockerSpawner):
         self._accepted = dict(user_options)
         self._idle_s = self._claim.entitlement.idle_s
         self._tell(Phase.CHECKED, variant=self._claim.variant.title, memory=self._claim.limits.memory_bytes)
-
-    async def _claim_for(self, shared: Runtime, raw: object) -> tuple[Claim, str]:
-        groups = [group.name for group in self.user.groups]
-        _check(check_name(self.user.name))
-        entitlement = _checked(entitlement_for(groups, shared.roles))
-        choice = _checked(parse_choice(raw, default_variant=shared.catalog.default.name))
-        variant = _checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))
-        limits = _checked(limits_for(entitlement, choice.memory_bytes, shared.settings.container_defaults()))
-        image = _checked(await shared.image_of(variant))
-        _check(await shared.network.refusal())
-        claim = Claim(
-            user=self.user.name,
-            server=self.name,
-            variant=variant,
-            mode=choice.mode,
-            gpus=choice.gpus,
-            limits=limits,
-            entitlement=entitlement,
-            model=choice.model,
-            gpu_memory_bytes=choice.gpu_memory_bytes,
-            profile=choice.profile,
-        )
-        return claim, image
 
     async def run_auth_state_hook(self, auth_state: dict[str, Any] | None) -> None:
         """Keep the identifier that never changes, then run the configured hook."""
@@ -172,8 +151,8 @@ class GPUDockerSpawner(DockerSpawner):
         try:
             if self._claim is None:
                 raise Refused(Refusal.of(Code.OPTION_TYPE, option="options", allowed="{}"))
-            self._person = _checked(await shared.person(self.user.name, self._sub))
-            _checked(await shared.storage.ensure_home(self._person))
+            self._person = checked(await shared.person(self.user.name, self._sub))
+            checked(await shared.storage.ensure_home(self._person))
             self._tell(Phase.HOME)
             self.image = self._image
             self.mem_limit, self.cpu_limit = self._claim.limits.memory_bytes, self._claim.limits.cpus
@@ -325,20 +304,32 @@ class GPUDockerSpawner(DockerSpawner):
         """After a hub restart: where the server is, once it answers.
 
         The hub would stop a server that does not answer in its time. It is kept instead: this waits, the hub goes on
-        without it, and its lease stays until its container ends.
+        without it, and its lease stays until its container ends. Meanwhile it counts as running and not as being
+        checked, since the hub answers a Stop of the latter with an error.
         """
         shared = await runtime.get()
         warned = False
-        while True:
+        while not self._left:
             address = await self._address(shared)
-            if await self.poll() is not None or (address and await self._answers(address)):
+            self._check_pending = not address
+            known = await self.poll() is not None or bool(address and await self._answers(address))
+            if known and not self._left:
+                self._check_pending = True  # the hub goes on with its check
                 return f"{address}{self.server.base_url}" if address else str(self.server.url)
             if not warned:
                 self.log.warning(
                     "%s runs but does not answer at %s: it is kept", self._log_name, address or "any address"
                 )
                 warned = True
-            await asyncio.sleep(1)
+            await asyncio.sleep(CHECK_STEP_S)
+        # the hub cannot give its check up, and would end it with a stop of what has this name by now
+        while True:  # noqa: ASYNC110 - nothing is waited for
+            await asyncio.sleep(FOR_EVER_S)
+
+    @property
+    def _left(self) -> bool:
+        """Whether the server that the hub found at its start has been stopped, or started anew."""
+        return bool(self._stop_pending) or not self._restored
 
     async def _address(self, shared: Runtime) -> str:
         if self.server.port and self.server.ip:
@@ -410,14 +401,3 @@ class GPUDockerSpawner(DockerSpawner):
     def _language(self) -> Language:
         shared = runtime.current_or_none()
         return shared.settings.hub.language if shared else "en"
-
-
-def _check(refusal: Refusal | None) -> None:
-    if refusal is not None:
-        raise Refused(refusal)
-
-
-def _checked(value: T | Refusal) -> T:
-    if isinstance(value, Refusal):
-        raise Refused(value)
-    return value

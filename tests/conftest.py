@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from deploy.demo.gpus.make import SimulatedGPUs, build, read_inventory
 from tests.rig.namespace import enter_network_namespace
@@ -129,6 +130,33 @@ def demo_hub(engine: Any) -> Iterator[Any]:
         yield hub
     finally:
         hub.stop()
+
+
+@pytest.fixture(scope="session")
+def probe_image(engine: Any) -> str:
+    """The id of a small image with Python, in the private engine."""
+    from tests.rig.probe_image import load_probe_image  # noqa: PLC0415
+
+    return load_probe_image(engine, STATE.parent / "cache")
+
+
+@pytest_asyncio.fixture
+async def campaign(engine: Any, probe_image: str, tmp_path: Path) -> AsyncIterator[Any]:
+    """The engine behind a proxy that fails, and a hub process of the product's arbiter alone."""
+    from tests.reliability.campaign import Campaign  # noqa: PLC0415
+
+    async with Campaign.on(engine, probe_image, tmp_path) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def hub_campaign(request: pytest.FixtureRequest, engine: Any, probe_image: str) -> AsyncIterator[Any]:
+    """A real JupyterHub behind that proxy, with six people; lines of its configuration may be a test's parameter."""
+    from tests.reliability.hub_campaign import HubCampaign  # noqa: PLC0415
+
+    config = getattr(request, "param", ())
+    async with HubCampaign.on(engine, probe_image, STATE / "lean", config=config) as made:
+        yield made
 
 
 def _running(name: str, dockerd: Path, gpus: SimulatedGPUs, config: dict[str, Any]) -> Iterator[Any]:

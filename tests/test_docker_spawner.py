@@ -1,5 +1,6 @@
-"""What the spawner makes of an engine in trouble."""
+"""What the spawner makes of an engine in trouble, and of the servers that a restarted hub finds."""
 
+import asyncio
 import tomllib
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from spawner.docker_spawner import GPUDockerSpawner
 from spawner.refusals import refusal_for, said
 from spawner.settings import Settings, load
 from tests.core.strategies import claim
+from tests.rig.waiting import wait_until
 from tests.test_settings import EXAMPLE, LEAST
 
 
@@ -57,7 +59,7 @@ async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypat
         catalog=catalogs.parse(settings.catalog.read_text(encoding="utf-8")),
         image_of=image_of,
         network=SimpleNamespace(refusal=refusal),
-        audit=SimpleNamespace(refused=lambda _user, _server, refusal: told.append(refusal)),
+        refused=lambda _user, _server, refusal: told.append(refusal),
     )
 
     async def get():
@@ -130,3 +132,48 @@ def test_a_start_that_failed_is_said_with_its_code(error, code, status):
     told = said(refusal_for(error), "en")
     assert (told.reason, told.status_code) == (code.value, status)
     assert told.jupyterhub_message, "the words reach people by this attribute"
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """A server as the hub finds it at its start: it runs, and answers while `answers` has something in it."""
+
+    async def shared():
+        return SimpleNamespace()
+
+    async def poll(_spawner):
+        return None
+
+    async def answers(spawner, _address):
+        return bool(spawner.answers)
+
+    server = SimpleNamespace(ip="172.30.0.9", port=8888, host="http://172.30.0.9:8888", base_url="/user/ann/")
+    monkeypatch.setattr(runtime, "get", shared)
+    monkeypatch.setattr("spawner.docker_spawner.CHECK_STEP_S", 0.01)
+    for name, value in {"poll": poll, "_answers": answers, "server": server}.items():
+        monkeypatch.setattr(GPUDockerSpawner, name, value)
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    spawner.load_state({"lease_id": "lease-1", "object_id": "c1"})
+    spawner.answers, spawner._check_pending = [], True
+    return spawner
+
+
+async def test_after_a_restart_a_server_that_does_not_answer_is_kept_and_can_be_stopped(found, monkeypatch):
+    checking = asyncio.create_task(found.get_url())
+    await wait_until(lambda: not found.pending, 5, "the hub takes a Stop, which it does not while it is checking")
+    found.clear_state()
+    monkeypatch.setattr(GPUDockerSpawner, "server", None)
+    found.answers.append("somebody else, under the same name")
+    await asyncio.wait({checking}, timeout=0.1)
+    assert not checking.done(), "at its end the check would stop what has the same name"
+    checking.cancel()
+
+
+async def test_after_a_restart_a_server_that_answers_late_goes_on_with_the_hubs_check(found):
+    checking = asyncio.create_task(found.get_url())
+    await wait_until(lambda: not found.pending, 5)
+    found.answers.append("itself")
+    assert await checking == "http://172.30.0.9:8888/user/ann/"
+    assert found.pending == "check"

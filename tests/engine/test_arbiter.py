@@ -16,11 +16,9 @@ from spawner.core.ledger import LABEL
 from spawner.core.model import Code, Lease, Node
 from spawner.docker_api import Engine, EngineFails, EngineUnknown, device_request
 from spawner.refusals import refusal_for, said
-from tests.conftest import STATE
 from tests.core.strategies import claim, gpu, node
 from tests.rig.engine import PrivateEngine
 from tests.rig.fault_proxy import Fault, FaultProxy
-from tests.rig.probe_image import load_probe_image
 from tests.rig.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -79,16 +77,11 @@ class World:
             container.remove(force=True)
 
 
-@pytest.fixture(scope="session")
-def image(engine: PrivateEngine) -> str:
-    return load_probe_image(engine, STATE.parent / "cache")
-
-
 @pytest_asyncio.fixture
-async def world(engine: PrivateEngine, image: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world(engine: PrivateEngine, probe_image: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     async with FaultProxy(engine.url) as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
-        made = World(engine, proxy, image)
+        made = World(engine, proxy, probe_image)
         try:
             yield made
         finally:

@@ -1,32 +1,13 @@
 """The campaigns of tests/reliability, a few rounds of each, so that every run of the tests has them."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 
-from tests.conftest import STATE
 from tests.reliability import scenes
-from tests.reliability.campaign import Campaign
-from tests.rig.engine import PrivateEngine
 from tests.rig.fault_proxy import Fault
-from tests.rig.probe_image import load_probe_image
 
 pytestmark = pytest.mark.docker
 
 ROUNDS = 10
-
-
-@pytest.fixture(scope="session")
-def image(engine: PrivateEngine) -> str:
-    return load_probe_image(engine, STATE.parent / "cache")
-
-
-@pytest_asyncio.fixture
-async def campaign(engine: PrivateEngine, image: str, tmp_path: Path) -> AsyncIterator[Campaign]:
-    async with Campaign.on(engine, image, tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize("kind", ["killed", "cancelled", "late", "timed_out"])

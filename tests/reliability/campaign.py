@@ -1,9 +1,8 @@
 """Rounds of breaking: a hub process behind a proxy, killed, cancelled or starved at a chosen engine call, then judged.
 
-The judge looks from outside, at the engine itself, and compares with what the hub says. The zeros that it counts:
-a double grant is a GPU that two running containers hold, a leaked lease one without a running server that the hub
-knows, an unexplained container one that no server of the hub explains. Each gets SETTLE_S to be cleared away, a double
-grant none.
+The hub process is the product's engine client and arbiter alone: quick enough for rounds in every run of the tests.
+hub_campaign.py does the same to a whole JupyterHub. The judge looks from outside, at the engine itself, and compares
+with what the hub says. Each zero of verdict.py gets SETTLE_S to come true, a double grant no time at all.
 """
 
 import asyncio
@@ -13,47 +12,22 @@ import os
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spawner.core.ledger import LABEL
+from tests.reliability.verdict import SETTLE_S, USERS, Verdict, doubles, leaked, unexplained
 from tests.rig.engine import PrivateEngine
 from tests.rig.fault_proxy import Fault, FaultProxy
 
-__all__ = ["USERS", "Campaign", "HubProcess", "Verdict"]
+__all__ = ["Campaign", "HubProcess"]
 
 ROOT = Path(__file__).resolve().parents[2]
-USERS = ("ann", "bob", "cem", "dan", "eva", "fay")
-SETTLE_S = 40.0
 ANSWER_S = 90.0
 START_CALLS = 4  # look for the image, create, start, ask for the address
 CALLS = 6  # a stop and what follows it make up to 6: stop, remove, ask how it ended, list what is left
-
-
-@dataclass
-class Verdict:
-    """What a number of rounds came to."""
-
-    rounds: int = 0
-    double_grants: int = 0
-    leaked_leases: int = 0
-    unexplained_containers: int = 0
-    broken_at: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def at_a_call(self) -> int:
-        """Rounds that broke the hub at an engine call; in the others it had made fewer, and was broken after them."""
-        return sum(count for place, count in self.broken_at.items() if "call" in place)
-
-    @property
-    def zeros(self) -> tuple[int, int, int]:
-        """The three numbers that must be zero."""
-        return self.double_grants, self.leaked_leases, self.unexplained_containers
 
 
 class HubProcess:
@@ -227,20 +201,21 @@ class Campaign:
         while True:
             rows = await asyncio.to_thread(self.containers)
             state = await self.hub.ask("state", reap=True)
-            doubles = _doubles(rows)
-            leaked, unexplained = _leaked(rows, state), _unexplained(rows, state)
-            if doubles:
+            known = {server["lease"] for server in state["servers"].values() if server}
+            twice, lost = doubles(rows), leaked(rows, state["leases"], known)
+            strange = unexplained(rows, known)
+            if twice:
                 break
-            if not (leaked or unexplained or state["conflicts"] or state["orphans"]) and state["fresh"]:
+            if not (lost or strange or state["conflicts"] or state["orphans"]) and state["fresh"]:
                 return
             if time.monotonic() > end:
                 break
             await asyncio.sleep(0.2)
-        self.verdict.double_grants += len(doubles)
-        self.verdict.leaked_leases += len(leaked)
-        self.verdict.unexplained_containers += len(unexplained)
+        self.verdict.double_grants += len(twice)
+        self.verdict.leaked_leases += len(lost)
+        self.verdict.unexplained_containers += len(strange)
         self.verdict.notes.append(
-            f"round {self.verdict.rounds}: double {doubles}, leaked {leaked}, unexplained {unexplained}, "
+            f"round {self.verdict.rounds}: double {twice}, leaked {lost}, unexplained {strange}, "
             f"calls {self.proxy.calls}, the hub says {state}"
         )
 
@@ -267,33 +242,8 @@ class Campaign:
 
     def _note(self, do: str, call: int, after: bool) -> None:
         """Count where this round broke its hub; the places of no act are those that it never reached."""
-        reached = len(self.proxy.calls) >= call
-        when = f"{'after' if after else 'before'} call {call}" if reached else "at its end"
-        self.verdict.broken_at[f"{do} {when}"] += 1
+        self.verdict.broken(do, call, after=after, reached=len(self.proxy.calls) >= call)
         self.proxy.at(0, lambda: None)
 
     def _new_hub(self) -> HubProcess:
         return HubProcess(self.proxy.url, self.database, self.image)
-
-
-def _doubles(rows: list[dict[str, Any]]) -> list[str]:
-    held = Counter(
-        gpu
-        for row in rows
-        if row["State"] in ("running", "paused")
-        for gpu in row["Labels"][LABEL + "gpus"].split(",")
-        if gpu
-    )
-    return sorted(gpu for gpu, count in held.items() if count > 1)
-
-
-def _leaked(rows: list[dict[str, Any]], state: dict[str, Any]) -> list[str]:
-    """Leases without a running server that the hub knows."""
-    running = {row["Labels"][LABEL + "lease"] for row in rows if row["State"] in ("running", "paused")}
-    known = {server["lease"] for server in state["servers"].values() if server}
-    return sorted(set(state["leases"]) - (running & known))
-
-
-def _unexplained(rows: list[dict[str, Any]], state: dict[str, Any]) -> list[str]:
-    known = {server["lease"] for server in state["servers"].values() if server}
-    return sorted(row["Id"][:12] for row in rows if row["Labels"][LABEL + "lease"] not in known)

@@ -10,8 +10,9 @@ _rows: list[tuple[str, str, str]] = []
 
 
 def add(what: str, how_often: str, result: str) -> None:
-    """Note a row."""
+    """Note a row, and say it: a run takes long, and one that fails half-way writes no page."""
     _rows.append((what, how_often, result))
+    print(f"| {what} | {how_often} | {result} |", flush=True)
 
 
 def clear() -> None:
