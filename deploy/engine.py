@@ -99,10 +99,23 @@ def _start(state: Path) -> dict[str, object]:
         running = lambda: True  # noqa: E731 - systemd restarts it
     else:
         file = state / "run" / PID_FILE
-        command = ["dockerd", "--pidfile", str(state / "run/dockerd.own.pid")]
+        own = state / "run/dockerd.own.pid"
+        _forget_dead(own)
+        command = ["dockerd", "--pidfile", str(own)]
         started = processes.read(file) or processes.start(file, command, log=log, env=os.environ)
         running = lambda: started.alive  # noqa: E731
     processes.wait_until(
         lambda: _info() is not None, what="The Docker Engine", running=running, log=log, limit_s=START_S
     )
     return _info() or {}
+
+
+def _forget_dead(pid_file: Path, root: Path = Path("/")) -> None:
+    """Remove the engine's own pid file of before a crash: it would not start while any process has that number."""
+    try:
+        pid = int(pid_file.read_text(encoding="ascii"))
+        name = (root / f"proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        name = ""
+    if name != "dockerd":
+        pid_file.unlink(missing_ok=True)
