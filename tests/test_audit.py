@@ -165,7 +165,7 @@ def test_a_long_file_is_moved_aside_and_many_writers_lose_no_line(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: logs[number % 4].write("refused", user=f"u{number}"), range(400)))
     files = [file for file in tmp_path.iterdir() if not file.name.endswith(".lock")]
-    assert len(files) > 2
+    assert len(files) > 1
     seen = [json.loads(line)["user"] for file in files for line in file.read_text().splitlines()]
     assert sorted(seen) == sorted(f"u{number}" for number in range(400))
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
