@@ -43,6 +43,7 @@ __all__ = [
     "device_request",
     "list_containers_once",
     "look_once",
+    "once",
     "prepare_host",
     "remove_once",
     "stop_once",
@@ -315,13 +316,13 @@ def _check_network(name: str, found: Mapping[str, Any], subnet: IPv4Network) -> 
 
 def list_containers_once() -> list[Container]:
     """List the containers with a lease, for the command line; EngineUnknown where no engine answers."""
-    with _once("list") as client:
+    with once("list") as client:
         return [_container(row) for row in client.containers(all=True, filters=_OURS)]
 
 
 def look_once(container_id: str, network: str) -> tuple[str, datetime | None]:
     """Tell a container's address on our bridge and when it started; empty and None while there is none. Blocks."""
-    with _once("inspect") as client:
+    with once("inspect") as client:
         found = client.inspect_container(container_id)
     address = str(found["NetworkSettings"]["Networks"].get(network, {}).get("IPAddress", ""))
     started = datetime.fromisoformat(found["State"]["StartedAt"])
@@ -330,19 +331,19 @@ def look_once(container_id: str, network: str) -> tuple[str, datetime | None]:
 
 def stop_once(container_id: str, grace_s: int) -> None:
     """Stop a container from the command line; one that is gone or has stopped is fine. Blocks."""
-    with suppress(EngineSaysGone), _once("stop") as client:
+    with suppress(EngineSaysGone), once("stop") as client:
         client.stop(container_id, timeout=grace_s)
 
 
 def remove_once(container_id: str) -> None:
     """Remove a container from the command line, whatever its state; one that is gone is fine. Blocks."""
-    with suppress(EngineSaysGone), _once("remove") as client:
+    with suppress(EngineSaysGone), once("remove") as client:
         client.remove_container(container_id, v=True, force=True)
 
 
 @contextmanager
-def _once(method: str) -> Iterator[docker.APIClient]:
-    """A client for one call outside the hub; failures are one of the three kinds of this module."""
+def once(method: str) -> Iterator[docker.APIClient]:
+    """Give a client for calls beside the hub's own; failures are one of the three kinds of this module. Blocks."""
     try:
         yield _new_client(CONTROL_LIMIT_S)
     except (DockerException, requests.RequestException, OSError) as error:

@@ -95,6 +95,8 @@ class GPUDockerSpawner(DockerSpawner):
         entitlement = entitlement_for(groups, shared.roles)
         if isinstance(entitlement, Refusal):
             return render_refusal(entitlement, language)
+        if full := shared.disks.refusal():
+            return render_refusal(full, language)
         try:
             built = await shared.built_images()
         except (EngineUnknown, EngineRefuses):
@@ -135,6 +137,7 @@ class GPUDockerSpawner(DockerSpawner):
     async def _claim_for(self, shared: Runtime, raw: object) -> tuple[Claim, str]:
         groups = [group.name for group in self.user.groups]
         _check(check_name(self.user.name))
+        _check(shared.disks.refusal())
         entitlement = _checked(entitlement_for(groups, shared.roles))
         choice = _checked(parse_choice(raw, default_variant=shared.catalog.default.name))
         variant = _checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))

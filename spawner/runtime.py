@@ -9,6 +9,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
 from spawner.core import regrant
+from spawner.core.disks import Disk
 from spawner.core.ledger import foreign_labels
 from spawner.core.model import Code, Node, Person, PlacementRules, Refusal, Variant
+from spawner.disk import DiskWatch, Places, in_containers, writers_of
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.injection import injection_for
 from spawner.messages import sentence
@@ -73,6 +76,8 @@ class Runtime:
             clock=lambda: datetime.now(UTC),
         )
         self.engine.cache.on_drop = self.watch.freed
+        self._places = Places(settings.state, settings.homes.root)
+        self.disks = DiskWatch(self._places, data_root=self._data_root, writers=self._writers_on)
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -89,6 +94,7 @@ class Runtime:
         if refusal := await self.storage.prepare():
             LOG.error("%s", sentence(refusal))
         await self.watch.begin()
+        self.disks.begin()
         await self.cordons.refresh()
         self.repair_history()
         self._keeper = asyncio.create_task(self._keep())
@@ -106,6 +112,7 @@ class Runtime:
         if self._keeper:
             self._keeper.cancel()
         self.watch.close()
+        self.disks.close()
         await self.arbiter.close()
         await asyncio.to_thread(self._writer.close)
         self.records.close()
@@ -161,6 +168,22 @@ class Runtime:
             taken = homes.uids
         homes_range = range(self.settings.homes.uid_min, self.settings.homes.uid_max + 1)
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
+
+    async def _data_root(self) -> Path | None:
+        """Where the engine keeps images and containers; None while it does not say."""
+        with suppress(EngineUnknown, EngineRefuses):
+            return Path((await self.engine.call("info"))["DockerRootDir"])
+        return None
+
+    async def _writers_on(self, disk: Disk) -> str:
+        """Who takes most of a disk; sizes of containers take the engine a while."""
+
+        async def containers() -> str:
+            with suppress(EngineUnknown, EngineRefuses):
+                return in_containers(await self.engine.call("containers", all=True, size=True, lane="slow", limit_s=20))
+            return ""
+
+        return await writers_of(self._places, disk, containers)
 
     async def _keep(self) -> None:
         while True:

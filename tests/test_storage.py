@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spawner import storage as module
+from spawner import home_child
 from spawner.core.model import Code, Person, Refusal
 from spawner.storage import Homes, Storage, read_marker, sign_marker, write_identity
 from tests.rig.waiting import wait_until
@@ -267,7 +267,7 @@ async def test_a_hung_root_refuses_in_time_and_gets_no_second_visitor(root, tmp_
         f"open({str(pid_file)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
-    monkeypatch.setattr(module, "_CHILD", hangs)
+    monkeypatch.setattr(home_child, "_CHILD", hangs)
     # SIGKILL has no effect on a process inside a dead mount; here the test withholds it
     monkeypatch.setattr(asyncio.subprocess.Process, "kill", lambda _self: None)
     storage = Storage(root, KEY, timeout_s=1)
