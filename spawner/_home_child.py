@@ -15,7 +15,8 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MARKER = ".gpucampus-home.json"
@@ -173,10 +174,124 @@ def marker_as(root_fd: int, name: str, uid: int) -> str | None:
             os.seteuid(0)
 
 
+def attempt(root: str, uid: int) -> str:
+    """Make a folder as homes are made, write a file in it as the user, and remove both; say who made the folder."""
+    root_fd = os.open(root, FOLDER)
+    name, privileged = f".gpucampus-doctor-{os.getpid()}", os.geteuid() == 0
+    by_root = privileged and owned_by_root(root_fd)
+    if privileged and not by_root:
+        become(uid)
+    os.mkdir(name, 0o700, dir_fd=root_fd)
+    try:
+        folder_fd = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=root_fd)
+        if by_root:
+            os.fchown(folder_fd, uid, uid)
+            become(uid)
+        file_fd = os.open("file", MARKER_WRITE, 0o600, dir_fd=folder_fd)
+        try:
+            os.write(file_fd, b"gpucampus doctor\n")
+            os.fsync(file_fd)  # a full or read-only NAS may say so only now
+            if os.fstat(file_fd).st_uid != os.geteuid():
+                raise RefusedError("home-owner", owner=os.fstat(file_fd).st_uid, uid=uid)
+        finally:
+            os.close(file_fd)
+            os.unlink("file", dir_fd=folder_fd)
+    finally:
+        if by_root:
+            os.seteuid(0)
+        os.rmdir(name, dir_fd=root_fd)
+    return "root" if by_root else "user"
+
+
+def become(uid: int) -> None:
+    """Act as a user from here on, with a way back for a program that removes what it made."""
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+
+
+def space(root: str) -> dict[str, int]:
+    """Tell the size of the file system that a folder is on, as `df` does."""
+    found = os.statvfs(root)
+    return {
+        "device": os.stat(root).st_dev,  # noqa: PTH116  # pathlib starts slower
+        "used": (found.f_blocks - found.f_bfree) * found.f_frsize,
+        "available": found.f_bavail * found.f_frsize,
+    }
+
+
+def biggest(root: str, seconds: float, most: int) -> dict[str, Any]:
+    """Add up what is below each name of the root, biggest first, for so many seconds; `whole` says that none is left.
+
+    A home is read as its owner, since root may not look into it on a root-squashed NAS.
+    """
+    until = time.monotonic() + seconds
+    root_fd = os.open(root, FOLDER)
+    sizes, whole = list[tuple[int, str]](), True
+    for name in sorted(os.listdir(root_fd)):  # noqa: PTH208  # of the folder opened, not of a path
+        found = find(root_fd, name)
+        if found is None:
+            continue
+        total = found.st_blocks * 512
+        if stat.S_ISDIR(found.st_mode):
+            total += below(root_fd, name, found, until)
+        sizes.append((total, name))
+        if time.monotonic() > until:
+            whole = False
+            break
+    return {
+        "sizes": [{"name": name, "bytes": total} for total, name in sorted(sizes)[: -most - 1 : -1]],
+        "whole": whole,
+    }
+
+
+def below(root_fd: int, name: str, found: os.stat_result, until: float) -> int:
+    """Add up the blocks of all files below a folder that are on its file system, until the time is up."""
+    privileged = os.geteuid() == 0
+    if privileged:
+        os.seteuid(found.st_uid)
+    total = 0
+    try:
+        for folder, folders, files, folder_fd in os.fwalk(name, dir_fd=root_fd):
+            for entry in walked(folder_fd, (*folders, *files)):
+                total += entry.st_blocks * 512
+            folders[:] = [one for one in folders if same_device(folder_fd, one, found.st_dev)]
+            if time.monotonic() > until or folder.count("/") > 100:
+                break
+    except OSError:
+        pass  # what could not be read is not counted
+    finally:
+        if privileged:
+            os.seteuid(0)
+    return total
+
+
+def walked(folder_fd: int, names: tuple[str, ...]) -> Iterator[os.stat_result]:
+    """Look at names that may be gone by now."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+
+
+def same_device(folder_fd: int, name: str, device: int) -> bool:
+    """Whether a folder is no mount of another file system."""
+    return any(found.st_dev == device for found in walked(folder_fd, (name,)))
+
+
+DOES: dict[str, Callable[..., Any]] = {
+    "attempt": attempt,
+    "biggest": biggest,
+    "ensure": ensure,
+    "prepare": prepare,
+    "space": space,
+    "survey": survey,
+}
+
+
 def main() -> None:
     """Answer the one request."""
     request = json.load(sys.stdin)
-    do: Callable[..., Any] = {"prepare": prepare, "ensure": ensure, "survey": survey}[request.pop("do")]  # type: ignore[assignment]  # keyed calls
+    do = DOES[request.pop("do")]
     try:
         answer = {"ok": do(**request)}
     except RefusedError as refused:

@@ -24,7 +24,7 @@ async def claim_for(shared: Runtime, user: str, server: str, groups: Sequence[st
 
     EngineUnknown where the engine does not say whether there is an image.
     """
-    if refusal := check_name(user):
+    if refusal := check_name(user) or shared.disks.refusal():
         raise Refused(refusal)
     entitlement = checked(entitlement_for(groups, shared.roles))
     choice = checked(parse_choice(raw, default_variant=shared.catalog.default.name))

@@ -98,6 +98,8 @@ class GPUDockerSpawner(DockerSpawner):
         entitlement = entitlement_for(groups, shared.roles)
         if isinstance(entitlement, Refusal):
             return render_refusal(entitlement, language)
+        if full := shared.disks.refusal():
+            return render_refusal(full, language)
         try:
             built = await shared.built_images()
         except (EngineUnknown, EngineRefuses):

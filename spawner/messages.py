@@ -183,6 +183,12 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "Home storage is not available ({why}). Your files are safe; please try again later.",
         "zh": "主目录存储不可用（{why}）。您的文件是安全的；请稍后再试。",
     },
+    Code.DISK_FULL: {
+        "en": "The disk for {disk} is {percent} % full, and from {most} % on no new server is started, so that those that run can go on. "
+        "Your files are safe. Delete what you need no more in a server that still runs, or ask the operator to make room.",
+        "zh": "存放 {disk} 的磁盘已使用 {percent} %；达到 {most} % 后不再启动新的服务器，以便正在运行的服务器继续工作。"
+        "您的文件是安全的。请在仍在运行的服务器中删除不需要的文件，或联系管理员清理空间。",
+    },
     Code.ENGINE_UNKNOWN: {
         "en": "The container engine does not answer, so nothing was started. Running servers are not affected; please try again in a minute.",
         "zh": "容器引擎没有响应，因此未启动任何服务。正在运行的服务器不受影响；请稍后再试。",

@@ -10,6 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from spawner.audit import AuditLog, Auditor, RecordsWriter
 from spawner.cordons import Cordons
 from spawner.core import catalog as catalogs
 from spawner.core import regrant
+from spawner.core.disks import Disk
 from spawner.core.ledger import foreign_labels
 from spawner.core.model import Code, Lease, Node, Person, PlacementRules, Refusal, Variant
 from spawner.core.shares import Notice
+from spawner.disk import DiskWatch, Places, in_containers, writers_of
 from spawner.docker_api import Engine, EngineRefuses, EngineUnknown, prepare_host
 from spawner.figures import Figures
 from spawner.injection import injection_for
@@ -82,6 +85,8 @@ class Runtime:
             noticed=self._noticed,
         )
         self.engine.cache.on_drop = self.watch.freed
+        self._places = Places(settings.state, settings.homes.root)
+        self.disks = DiskWatch(self._places, data_root=self._data_root, writers=self._writers_on)
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -98,6 +103,7 @@ class Runtime:
         if refusal := await self.storage.prepare():
             LOG.error("%s", sentence(refusal))
         await self.watch.begin()
+        self.disks.begin()
         await self.cordons.refresh()
         self.repair_history()
         await self._resume_endings()
@@ -118,6 +124,7 @@ class Runtime:
             self._keeper.cancel()
         self.watch.close()
         self.network.close()
+        self.disks.close()
         await self.arbiter.close()
         await asyncio.to_thread(self._writer.close)
         self.records.close()
@@ -184,6 +191,22 @@ class Runtime:
             taken = homes.uids
         homes_range = range(self.settings.homes.uid_min, self.settings.homes.uid_max + 1)
         return await asyncio.to_thread(self.records.assign, sub, hub_name, homes_range, taken)
+
+    async def _data_root(self) -> Path | None:
+        """Where the engine keeps images and containers; None while it does not say."""
+        with suppress(EngineUnknown, EngineRefuses):
+            return Path((await self.engine.call("info"))["DockerRootDir"])
+        return None
+
+    async def _writers_on(self, disk: Disk) -> str:
+        """Who takes most of a disk; sizes of containers take the engine a while."""
+
+        async def containers() -> str:
+            with suppress(EngineUnknown, EngineRefuses):
+                return in_containers(await self.engine.call("containers", all=True, size=True, lane="slow", limit_s=20))
+            return ""
+
+        return await writers_of(self._places, disk, containers)
 
     async def _keep(self) -> None:
         forget_at = 0.0

@@ -15,24 +15,21 @@ import hashlib
 import hmac
 import json
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spawner.core.model import Code, Person, Refusal
+from spawner.core.model import Person, Refusal
 from spawner.core.names import check_name
+from spawner.home_child import HomeChild
 
 __all__ = ["Homes", "Storage", "read_marker", "sign_marker", "write_identity"]
 
 LOGGER = logging.getLogger(__name__)
 
-_CHILD = Path(__file__).with_name("_home_child.py")
-_ANSWER_LIMIT = 64 << 20
 _SURVEY_TIMEOUT_S = 60
-_CHILDREN = 8  # at once; so many processes at most hang on a dead NAS
 _MARKER_VERSION = 1
 
 
@@ -57,13 +54,12 @@ class Storage:
         self._root = root
         self._key = key
         self._timeout_s = timeout_s
-        self._stuck: list[asyncio.subprocess.Process] = []
-        self._places = asyncio.Semaphore(_CHILDREN)
+        self._child = HomeChild()
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def prepare(self) -> Refusal | None:
         """Make the homes root if it is missing: root's own, and closed to listing. Called once at start."""
-        answer = await self._ask({"do": "prepare", "root": str(self._root)}, self._timeout_s)
+        answer = await self._child.ask({"do": "prepare", "root": str(self._root)}, self._timeout_s)
         return answer if isinstance(answer, Refusal) else None
 
     async def ensure_home(self, person: Person) -> Path | Refusal:
@@ -82,16 +78,21 @@ class Storage:
             "marker": sign_marker(person, self._key),
         }
         async with self._locks[person.uid]:
-            answer = await self._ask(request, self._timeout_s)
+            answer = await self._child.ask(request, self._timeout_s)
         if isinstance(answer, Refusal):
             return answer
         if answer not in ("kept", "written"):
             LOGGER.warning("home marker not written: %s user=%s uid=%s", answer, person.hub_name, person.uid)
         return self._root / person.home
 
+    async def attempt(self, uid: int) -> str | Refusal:
+        """Write below the root as a user and leave nothing there; say who may make folders: root, or the user."""
+        answer = await self._child.ask({"do": "attempt", "root": str(self._root), "uid": uid}, self._timeout_s)
+        return answer if isinstance(answer, Refusal) else str(answer)
+
     async def survey(self) -> Homes | Refusal:
         """Look at everything below the root once: whose homes there are, and which uids must not be allotted."""
-        answer = await self._ask({"do": "survey", "root": str(self._root)}, _SURVEY_TIMEOUT_S)
+        answer = await self._child.ask({"do": "survey", "root": str(self._root)}, _SURVEY_TIMEOUT_S)
         if isinstance(answer, Refusal):
             return answer
         persons = []
@@ -104,37 +105,6 @@ class Storage:
             persons=tuple(sorted(persons, key=lambda person: person.uid)),
             uids=frozenset(uid for home in answer for uid in (int(home["name"]), int(home["owner"]))),
         )
-
-    async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> Any:  # noqa: ANN401  # the child's JSON
-        """Send one request to a new child and give what it answers, or why there is no answer."""
-        async with self._places:
-            self._stuck = [child for child in self._stuck if child.returncode is None]
-            if self._stuck:
-                return Refusal.of(Code.HOME_UNAVAILABLE, why="an earlier access still hangs")
-            return await self._run_child(request, timeout_s)
-
-    async def _run_child(self, request: Mapping[str, Any], timeout_s: float) -> Any:  # noqa: ANN401  # the child's JSON
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", str(_CHILD)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_ANSWER_LIMIT,
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                out, err = await child.communicate(json.dumps(request).encode())
-        except TimeoutError:
-            self._stuck.append(child)
-            return Refusal.of(Code.HOME_UNAVAILABLE, why=f"no answer within {timeout_s:g} s")
-        finally:
-            if child.returncode is None:
-                child.kill()  # and never waited for: on a dead mount it does not die
-        if child.returncode != 0:
-            raise RuntimeError(f"{_CHILD.name} ended with {child.returncode}: {err.decode(errors='replace')[-2000:]}")
-        answer = json.loads(out)
-        return answer["ok"] if "ok" in answer else Refusal.of(Code(answer["code"]), **answer["params"])
 
 
 def sign_marker(person: Person, key: bytes) -> str:

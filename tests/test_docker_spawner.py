@@ -59,6 +59,7 @@ async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypat
         catalog=catalogs.parse(settings.catalog.read_text(encoding="utf-8")),
         image_of=image_of,
         network=SimpleNamespace(refusal=refusal),
+        disks=SimpleNamespace(refusal=lambda: None),
         refused=lambda _user, _server, refusal: told.append(refusal),
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spawner import storage as module
+from spawner import home_child
 from spawner.core.model import Code, Person, Refusal
 from spawner.storage import Homes, Storage, read_marker, sign_marker, write_identity
 from tests.rig.waiting import wait_until
@@ -267,7 +267,7 @@ async def test_a_hung_root_refuses_in_time_and_gets_no_second_visitor(root, tmp_
         f"open({str(pid_file)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
-    monkeypatch.setattr(module, "_CHILD", hangs)
+    monkeypatch.setattr(home_child, "_CHILD", hangs)
     # SIGKILL has no effect on a process inside a dead mount; here the test withholds it
     monkeypatch.setattr(asyncio.subprocess.Process, "kill", lambda _self: None)
     storage = Storage(root, KEY, timeout_s=1)
@@ -348,3 +348,22 @@ def test_identity_files_take_no_hostile_name(tmp_path, name):
     with pytest.raises(ValueError, match="not a user name"):
         write_identity(tmp_path, person(hub_name=name))
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+async def test_an_attempt_writes_as_the_user_and_leaves_nothing(root, storage):
+    await storage.prepare()
+    assert await storage.attempt(UID) == "root"
+    (open_root := root / "nas").mkdir()
+    open_root.chmod(0o1777)
+    assert await Storage(open_root, KEY).attempt(UID) == "user"
+    assert list(open_root.iterdir()) == []
+    assert [path.name for path in root.iterdir()] == ["nas"]
+
+
+@needs_root
+async def test_an_attempt_fails_where_users_cannot_write(root):
+    root.mkdir(parents=True, exist_ok=True)
+    os.chown(root, 54_321, 54_321)
+    root.chmod(0o755)
+    assert "EACCES" in why(await Storage(root, KEY).attempt(UID))

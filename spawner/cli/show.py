@@ -50,9 +50,10 @@ def console() -> Console:
     return found if found.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
 
 
-def print_table(settings: Settings, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(settings: Settings | None, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows whose cells may come from anybody."""
-    table = Table(title=f"{title} (simulated GPUs)" if settings.gpus.simulated else title, title_justify="left")
+    simulated = settings is not None and settings.gpus.simulated
+    table = Table(title=f"{title} (simulated GPUs)" if simulated else title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

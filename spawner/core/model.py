@@ -81,6 +81,7 @@ class Code(StrEnum):
     HOME_OWNER = "home-owner"
     HOME_NOT_FOLDER = "home-not-folder"
     HOME_UNAVAILABLE = "home-unavailable"
+    DISK_FULL = "disk-full"
     ENGINE_UNKNOWN = "engine-unknown"
     ENGINE_REFUSED = "engine-refused"
     GPU_DRIVER_MISMATCH = "gpu-driver-mismatch"

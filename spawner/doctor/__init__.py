@@ -1,0 +1,65 @@
+"""Looks at everything that a hub stands on and says what is wrong, each with its remedy.
+
+A check takes a Machine, which is values and a root folder, and gives findings; the runner makes all checks side by side
+with a time limit for each. docs/howto/doctor.md lists the checks.
+"""
+
+import asyncio
+import socket
+from pathlib import Path
+
+from spawner import nvml
+from spawner import settings as settings_file
+from spawner.doctor.config import check_settings, traits
+from spawner.doctor.disks import disks, homes
+from spawner.doctor.engine import ask_engine, bridge, check_engine, images, network
+from spawner.doctor.gpus import driver, inventory, toolkit, variants
+from spawner.doctor.limits import limits
+from spawner.doctor.machine import Check, Later, Machine
+from spawner.doctor.runner import Told, examine
+from spawner.doctor.web import certificate, clock, ports, provider
+from spawner.settings import GPUSettings, SettingsError
+
+__all__ = ["CHECKS", "Check", "Machine", "Told", "examine", "this_machine"]
+
+_ENGINE = "systemctl restart docker"
+_NAS = "findmnt; umount -l of the NAS that does not answer, then mount it again"
+_NETWORK = "check the network and the name servers of this machine"
+
+CHECKS: tuple[Check, ...] = (
+    Check(name="settings", look=check_settings, hangs=_NAS, needs_settings=False),
+    Check(name="configuration", look=traits, hangs="look for what waits in the files of config_dir", limit_s=40),
+    Check(name="engine", look=check_engine, hangs=_ENGINE, needs_settings=False),
+    Check(name="limit", look=limits, hangs=_ENGINE, limit_s=60),
+    Check(name="bridge", look=bridge, hangs=_ENGINE),
+    Check(name="network", look=network, hangs=_ENGINE, limit_s=60),
+    Check(name="image", look=images, hangs=_ENGINE),
+    Check(name="GPUs", look=inventory, hangs="nvidia-smi; dmesg | grep -i xid", needs_settings=False),
+    Check(name="driver", look=driver, hangs="dmesg | grep -i nvidia", needs_settings=False),
+    Check(name="variant", look=variants, hangs="nvidia-smi; dmesg | grep -i xid"),
+    Check(name="toolkit", look=toolkit, hangs=_ENGINE, needs_settings=False),
+    Check(name="homes", look=homes, hangs=_NAS, limit_s=90),
+    Check(name="disk", look=disks, hangs=_NAS, limit_s=60),
+    Check(name="time", look=clock, hangs=_NETWORK, needs_settings=False),
+    Check(name="certificate", look=certificate, hangs=_NETWORK),
+    Check(name="identity provider", look=provider, hangs=_NETWORK),
+    Check(name="ports", look=ports, hangs="ss -tlnp"),
+)
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on; nothing is asked yet. The settings may be unusable."""
+    path, settings, trouble = settings_file.locate(), None, ""
+    try:
+        settings = settings_file.load(path)
+    except SettingsError as error:
+        trouble = str(error)
+    gpus = settings.gpus if settings else GPUSettings()
+    return Machine(
+        engine=Later(ask_engine, missing="the container engine does not answer"),
+        gpus=Later(lambda: asyncio.run(nvml.ask(gpus, socket.gethostname())), missing="the GPUs are unknown"),
+        root=Path("/"),
+        settings=settings,
+        trouble=trouble,
+        settings_path=path,
+    )

@@ -1,0 +1,1 @@
+"""The doctor, on fixture trees and values that stand for machines."""
