@@ -181,7 +181,7 @@ class HubCampaign:
         held = {row["Labels"][LABEL + "lease"]: row["Labels"][LABEL + "user"] for row in rows}
         await wait_until(self._fresh, SETTLE_S, "the hub has read the engine")  # type: ignore[arg-type]
         kept = set((await self.hub.look())["leases"])
-        listed = {lease["lease"] for lease in json.loads(await self.hub.command("leases", "--json"))["leases"]}
+        listed = {lease["id"] for lease in json.loads(await self.hub.command("leases", "--json"))["leases"]}
         assert set(held) <= kept & listed, f"running {held}, the hub has {kept}, gpucampus lists {listed}"
         servers = await self.hub.servers()
         forgotten = sorted({user for user in held.values() if user not in servers})
