@@ -99,7 +99,7 @@ def site(demo_hub: DemoHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         shutil.copy(authority.chain, places.etc / "tls" / name)
     settings = settings_file.load(places.settings)
     install.make_secrets(settings)
-    install.write_units(places)
+    install.write_units(places, settings)
     install.write_command(places)
     install.write_site(places, settings)
     assert list(install.missing(places, settings)) == []
@@ -268,3 +268,8 @@ def test_the_operators_command_reads_the_settings_of_the_services(site):
     said = subprocess.run(asked, check=False, capture_output=True, text=True, cwd="/", env=env)
     assert said.returncode == 0, said.stderr
     assert str(site.places.settings) in said.stdout
+
+
+def test_nobody_else_reads_the_databases_and_secrets(site):
+    assert (site.settings.state / "hub.sqlite").exists()
+    assert site.settings.state.stat().st_mode & 0o777 == 0o700
