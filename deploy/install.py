@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deploy import engine, processes, programs
+from deploy import engine, listeners, preflight, processes, programs
 from deploy.steps import ROOT, Problem, call, exit_with, state_folder, step
 from deploy.up import HUB
 from spawner import settings as settings_file
+from spawner.findings import Status
 from spawner.settings import Settings, SettingsError
 
 __all__ = ["UNITS", "Places", "copy_project", "main", "missing", "production_settings", "write_settings", "write_site"]
@@ -62,6 +63,8 @@ class Places:
 def main() -> int:
     """Do all steps, then say what is left to do."""
     places = Places()
+    os.umask(0o022)  # proxy and culler are users of their own: a stricter umask of root's would hide their packages
+    log = places.state / "log/setup.log"
     try:
         check()
         with step("Files") as note:
@@ -74,14 +77,18 @@ def main() -> int:
         with step("Secrets"):
             make_secrets(settings)
         with step("Services") as note:
-            write_units(places)
+            write_units(places, settings)
+            reload_units(log)
             write_command(places)
             note.text = ", ".join(name.removesuffix(".service") for name in UNITS)
         with step("Web server") as note:
             note.text = write_site(places, settings)
+        with step("Settings check") as note:
+            note.text = check_settings(places)
         left = list(missing(places, settings))
         if not left:
-            start(places)
+            check_ports(settings)
+            start(log)
     except (Problem, SettingsError, OSError) as error:
         exit_with(error)
     print(farewell(places, settings, left))
@@ -104,8 +111,14 @@ def check() -> None:
 def copy_project(source: Path, prefix: Path) -> None:
     """Make the prefix hold the tracked files of a checkout and no other, but for its packages."""
     listed = subprocess.run(
-        ["git", "-C", str(source), "ls-files", "-z", "--recurse-submodules"], check=True, capture_output=True
+        ["git", "-C", str(source), "ls-files", "-z", "--recurse-submodules"], check=False, capture_output=True
     )
+    if listed.returncode:
+        said = listed.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise Problem(
+            f"Git does not tell root which files of {source} to install ({said}): install from a git checkout; for one "
+            f"that is another user's, run `git config --global --add safe.directory {source}` first."
+        )
     files = {Path(name) for name in listed.stdout.decode().split("\0") if name}
     if not files:
         raise Problem(f"{source} has no tracked files: install from a git checkout.")
@@ -202,19 +215,31 @@ def read_settings(places: Places) -> Settings:
 
 def make_secrets(settings: Settings) -> None:
     """Make the secrets that systemd hands to proxy and culler: they must be there before the hub's first start."""
-    settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
+    settings.state.mkdir(parents=True, exist_ok=True)
+    settings.state.chmod(0o700)  # JupyterHub makes its database readable for all
     for name in ("crypt_key", "proxy_token", "idle_culler_token"):
         programs.secret(settings.state, name)
 
 
-def write_units(places: Places) -> None:
-    """Write the units, and have systemd read them."""
+def write_units(places: Places, settings: Settings) -> None:
+    """Write the units; one that would stay the same is not touched, so that systemd has no reason to read it anew."""
     places.units.mkdir(parents=True, exist_ok=True)
     for name in UNITS:
-        text = _filled((places.prefix / "deploy/systemd" / name).read_text(encoding="utf-8"), places)
-        (places.units / name).write_text(text, encoding="utf-8")
-    if places == Places():
-        call(["systemctl", "daemon-reload"], log=places.state / "log/setup.log")
+        template = (places.prefix / "deploy/systemd" / name).read_text(encoding="utf-8")
+        unit, text = places.units / name, _filled(template, places, STATE=settings.state)
+        if not unit.exists() or unit.read_text(encoding="utf-8") != text:
+            unit.write_text(text, encoding="utf-8")
+
+
+def reload_units(log: Path) -> None:
+    """Have systemd read the units where it must: each time may cost running containers their GPUs.
+
+    With NVIDIA's runtime and the cgroup driver `systemd` they then say "Failed to initialize NVML"
+    (nvidia-container-toolkit#48).
+    """
+    asked = ["systemctl", "show", "--property=NeedDaemonReload", "--value", *UNITS]
+    if "yes" in subprocess.run(asked, check=False, capture_output=True, text=True).stdout.split():
+        call(["systemctl", "daemon-reload"], log=log)
 
 
 def _filled(text: str, places: Places, **more: object) -> str:
@@ -271,13 +296,44 @@ def missing(places: Places, settings: Settings) -> Iterator[str]:
         yield f"Mount or make the folder of the homes, {settings.homes.root}."
 
 
-def start(places: Places) -> None:
+def check_settings(places: Places) -> str:
+    """Ask the operator's command about the settings; what it says, or Problem with that."""
+    asked = [str(places.command), "settings", "check"]
+    said = subprocess.run(asked, check=False, capture_output=True, text=True, cwd="/")
+    text = " ".join(f"{said.stdout} {said.stderr}".split())
+    if said.returncode:
+        raise Problem(f"The settings cannot be used, so nothing was started anew: {text}")
+    return text
+
+
+def check_ports(settings: Settings) -> None:
+    """Refuse where something that is not ours listens where the services will: a hub of `make run`, say."""
+    part = settings.hub
+    wanted = {part.listen_port: "the proxy", part.proxy_api_port: "the proxy's API", part.hub_port: "the hub"}
+    asked = ["systemctl", "show", "--property=MainPID", "--value", *UNITS]
+    pids = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.split()
+    found = preflight.ports(wanted, [int(pid) for pid in pids if pid != "0"])
+    taken = [finding.text for finding in found if finding.status is Status.FAIL]
+    for port in (80, 443):
+        others = [str(holder) for holder in listeners.holders(port) if holder.name != "nginx"]
+        taken += [f"port {port} (the web server) is taken by {', '.join(others)}"] if others else []
+    if taken:
+        text = "; ".join(taken)
+        raise Problem(
+            f"{text[0].upper()}{text[1:]}: end that program (a hub of `make run`: `make stop` in its checkout), or "
+            f"choose other ports in the section [hub] of the settings."
+        )
+
+
+def start(log: Path) -> None:
     """Start what does not run, and the hub anew; proxy and servers go on."""
-    log = places.state / "log/setup.log"
     with step("Start") as note:
         call(["nginx", "-t"], log=log)
-        call(["systemctl", "enable", "--now", UNITS[0]], log=log)
-        call(["systemctl", "enable", *UNITS[1:]], log=log)
+        for name in UNITS:
+            # enabling makes systemd read all units, which is not for nothing: see reload_units
+            if subprocess.run(["systemctl", "is-enabled", "--quiet", name], check=False).returncode:
+                call(["systemctl", "enable", name], log=log)
+        call(["systemctl", "start", UNITS[0]], log=log)
         call(["systemctl", "restart", *UNITS[1:]], log=log)
         call(["systemctl", "reload-or-restart", "nginx"], log=log)
         note.text = "the hub runs; journalctl -u gpucampus-hub tells how"

@@ -1,5 +1,8 @@
 """What `make install` writes, in folders of the tests' own: no operator's file is lost, nothing stays half-made."""
 
+import os
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -7,8 +10,10 @@ import pytest
 
 from deploy import install
 from deploy.install import UNITS, Places, copy_project, missing, production_settings, write_settings
+from deploy.listeners import Holder
 from deploy.steps import ROOT, Problem
 from spawner import settings as settings_file
+from spawner.settings import Settings
 
 EXAMPLE = (ROOT / "deploy/settings.example.toml").read_text(encoding="utf-8")
 
@@ -142,13 +147,124 @@ def test_the_web_servers_site_is_the_operators_once_it_is_there(places):
 
 
 def test_units_and_command_name_no_place_that_was_not_filled_in(places):
-    install.write_units(places)
+    settings = moved(places)
+    install.write_units(places, settings)
     install.write_command(places)
     assert {path.name for path in places.units.iterdir()} == set(UNITS)
     for file in (*places.units.iterdir(), places.command):
         text = file.read_text()
         assert str(ROOT) in text
         assert not [word for word in ("@PREFIX", "@STATE", "@SETTINGS", "@ETC") if word in text]
+    proxy = (places.units / UNITS[0]).read_text()
+    assert f"LoadCredential=proxy_token:{settings.state}/secrets/proxy_token" in proxy, "where the settings say"
+
+
+def moved(places: Places) -> Settings:
+    """The settings of an operator who keeps the state elsewhere."""
+    write_settings(places)
+    text = places.settings.read_text(encoding="utf-8")
+    places.settings.write_text(text.replace(f'state = "{places.state}"', f'state = "{places.state}-elsewhere"'))
+    settings = settings_file.load(places.settings)
+    assert settings.state != places.state
+    return settings
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for systemd: notes what it is asked; answers what the file `says` holds, else fails."""
+    folder = tmp_path / "systemctl"
+    folder.mkdir()
+    program = folder / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\ncat {folder}/says 2>/dev/null || true\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return folder
+
+
+def test_systemd_reads_units_anew_only_where_they_have_changed(places, systemctl, tmp_path):
+    settings = moved(places)
+    install.write_units(places, settings)
+    before = [(places.units / name).stat().st_mtime_ns for name in UNITS]
+    install.write_units(places, settings)
+    assert [(places.units / name).stat().st_mtime_ns for name in UNITS] == before
+    (systemctl / "says").write_text("no\n\nno\n\nno\n")
+    install.reload_units(tmp_path / "log")
+    assert "daemon-reload" not in (systemctl / "asked").read_text()
+    (systemctl / "says").write_text("no\n\nyes\n\nno\n")
+    install.reload_units(tmp_path / "log")
+    assert (systemctl / "asked").read_text().endswith("\ndaemon-reload\n")
+
+
+def test_a_program_of_others_on_a_port_is_named_and_one_of_ours_is_welcome(places, systemctl, monkeypatch):
+    monkeypatch.setattr("deploy.listeners.holders", lambda *_: [])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = moved(places)
+        settings = settings.model_copy(update={"hub": settings.hub.model_copy(update={"hub_port": port})})
+        held = [Holder(pid=os.getpid(), name="jupyterhub")]
+        monkeypatch.setattr("deploy.listeners.holders", lambda number, *_: held if number == port else [])
+        (systemctl / "says").write_text("0\n\n0\n\n0\n")
+        with pytest.raises(Problem, match=rf"Port {port} \(the hub\) is taken by jupyterhub .*make stop"):
+            install.check_ports(settings)
+        (systemctl / "says").write_text(f"0\n\n{os.getpid()}\n\n0\n")
+        install.check_ports(settings)
+
+
+def test_another_web_server_is_named_and_nginx_is_welcome(places, systemctl, monkeypatch):
+    web = {80: "nginx", 443: "apache2"}
+    monkeypatch.setattr(
+        "deploy.listeners.holders", lambda number, *_: [Holder(pid=7, name=web[number])] if number in web else []
+    )
+    with pytest.raises(Problem, match="443") as refused:
+        install.check_ports(moved(places))
+    assert "apache2 (process 7)" in str(refused.value)
+    assert "nginx" not in str(refused.value)
+
+
+def test_services_that_start_at_boot_already_are_not_enabled_again(systemctl, monkeypatch, tmp_path):
+    (systemctl / "nginx").symlink_to("systemctl")
+    install.start(tmp_path / "log")
+    asked = (systemctl / "asked").read_text().splitlines()
+    assert not [line for line in asked if line.startswith("enable")]
+    assert f"restart {UNITS[1]} {UNITS[2]}" in asked
+    assert f"start {UNITS[0]}" in asked, "the proxy goes on"
+
+
+def test_a_strict_mask_of_roots_hides_nothing_from_the_services_users(monkeypatch):
+    masks = []
+
+    def check() -> None:
+        masks.append(os.umask(0o077))
+        raise Problem("seen enough")
+
+    monkeypatch.setattr(install, "check", check)
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit, match="seen enough"):
+            install.main()
+    finally:
+        os.umask(before)
+    assert masks == [0o022]
+
+
+@pytest.mark.parametrize("what", ["another-users", "no-checkout"])
+def test_a_folder_whose_files_git_does_not_tell_is_refused_in_words(checkout, tmp_path, monkeypatch, what):
+    if what == "no-checkout":
+        shutil.rmtree(checkout / ".git")
+    else:
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    for file in ("GLOBAL", "SYSTEM"):  # a machine of tests may trust every owner
+        monkeypatch.setenv(f"GIT_CONFIG_{file}", os.devnull)
+    with pytest.raises(Problem, match=r"safe\.directory"):
+        copy_project(checkout, tmp_path / "opt")
+
+
+def test_settings_that_cannot_be_used_start_nothing(places, tmp_path):
+    places.command.parent.mkdir()
+    places.command.write_text("#!/bin/sh\necho roles.student: no such group >&2\nexit 1\n")
+    places.command.chmod(0o755)
+    with pytest.raises(Problem, match=r"nothing was started anew: roles.student"):
+        install.check_settings(places)
 
 
 def test_without_systemd_it_says_what_to_do_instead(monkeypatch):
