@@ -5,15 +5,13 @@ import os
 import pytest
 
 from spawner.docker_api import bind_mount
-from tests.conftest import STATE
-from tests.rig.probe_image import load_probe_image
 
 pytestmark = pytest.mark.docker
 
 UID = 200_001
 
 
-def test_a_home_below_a_folder_closed_to_all_others_is_its_user_s_in_the_container(engine, tmp_path):
+def test_a_home_below_a_folder_closed_to_all_others_is_its_user_s_in_the_container(engine, probe_image, tmp_path):
     closed = tmp_path / "closed"
     home = closed / "checkout/.state/homes/200001"
     home.mkdir(parents=True)
@@ -26,7 +24,7 @@ def test_a_home_below_a_folder_closed_to_all_others_is_its_user_s_in_the_contain
     mounts = [bind_mount(str(home), "/home/ann"), bind_mount(str(passwd), "/etc/passwd", read_only=True)]
     script = "from pathlib import Path; Path.home().joinpath('work').write_text('mine'); print(Path.home().owner())"
     said = engine.output_of(
-        load_probe_image(engine, STATE),
+        probe_image,
         ["python3", "-c", script],
         user=f"{UID}:{UID}",
         environment={"HOME": "/home/ann"},

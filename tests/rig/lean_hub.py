@@ -107,7 +107,7 @@ from spawner import hub_api
 from tests.rig.lean_parts import SERVER, Door, Look
 
 c = get_config()
-token = hub_api.ensure_operator_token(Path({state}))
+token = hub_api.ensure_token(Path({state}), hub_api.OPERATOR)
 c.JupyterHub.authenticator_class = Door
 c.Door.allow_all = True
 c.JupyterHub.subdomain_host = ""
