@@ -68,7 +68,7 @@ class World:
 
     def containers(self) -> list[Any]:
         """What is really on the engine."""
-        return self.engine.client.containers.list(all=True)
+        return self.engine.client.containers.list(all=True, ignore_removed=True)  # some go while they are listed
 
     async def close(self) -> None:
         for arbiter in self._arbiters:
