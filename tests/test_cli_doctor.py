@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 from typer.testing import CliRunner
@@ -52,3 +53,34 @@ def test_the_table_says_what_to_do(looks):
     assert asked.exit_code == 1
     for word in ("Docker answers", "86 % full", "make room", "mount", "1 fail, 1 warn, 1 ok"):
         assert word in asked.stdout
+
+
+def test_a_check_that_hangs_does_not_hang_the_command(looks, monkeypatch):
+    never = Event()
+
+    def hangs(_machine: Machine) -> Iterator[Finding]:
+        never.wait()
+        yield FINE
+
+    looks()
+    check = Check(name="homes", look=hangs, hangs="mount it again", needs_settings=False, limit_s=0.2)
+    monkeypatch.setattr(health, "CHECKS", (check,))
+    asked = CliRunner().invoke(app, ["doctor", "--json"])
+    never.set()
+    assert asked.exit_code == 1
+    (found,) = json.loads(asked.stdout)["checks"]
+    assert (found["text"], found["remedy"]) == ("this check did not come back within 0.2 s", "mount it again")
+
+
+def test_with_broken_settings_and_no_engine_the_rest_is_looked_at(tmp_path, monkeypatch):
+    path = tmp_path / "settings.toml"
+    path.write_text("version = 1\n[hub]\nnmae = 'x'\n")
+    monkeypatch.setenv("GPUCAMPUS_SETTINGS", str(path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    asked = CliRunner().invoke(app, ["doctor", "--json"])
+    assert asked.exit_code == 1
+    found = {row["check"]: row for row in json.loads(asked.stdout)["checks"]}
+    assert found["settings"]["status"] == found["engine"]["status"] == "fail"
+    assert "nmae" in found["settings"]["text"]
+    assert {"driver", "toolkit", "time"} <= set(found)
+    assert not any(name.startswith(("disk", "homes", "ports")) for name in found), "these need settings"

@@ -11,10 +11,10 @@ from pathlib import Path
 from spawner import nvml
 from spawner import settings as settings_file
 from spawner.doctor.config import check_settings, traits
-from spawner.doctor.disks import disks, homes
+from spawner.doctor.disks import check_disks, homes
 from spawner.doctor.engine import ask_engine, bridge, check_engine, images, network
 from spawner.doctor.gpus import driver, inventory, toolkit, variants
-from spawner.doctor.limits import limits
+from spawner.doctor.limits import check_limits
 from spawner.doctor.machine import Check, Later, Machine
 from spawner.doctor.runner import Told, examine
 from spawner.doctor.web import certificate, clock, ports, provider
@@ -28,9 +28,9 @@ _NETWORK = "check the network and the name servers of this machine"
 
 CHECKS: tuple[Check, ...] = (
     Check(name="settings", look=check_settings, hangs=_NAS, needs_settings=False),
-    Check(name="configuration", look=traits, hangs="look for what waits in the files of config_dir", limit_s=40),
+    Check(name="configuration", look=traits, hangs="look for what waits in the files of config_dir", limit_s=75),
     Check(name="engine", look=check_engine, hangs=_ENGINE, needs_settings=False),
-    Check(name="limit", look=limits, hangs=_ENGINE, limit_s=60),
+    Check(name="limit", look=check_limits, hangs=_ENGINE, limit_s=60),
     Check(name="bridge", look=bridge, hangs=_ENGINE),
     Check(name="network", look=network, hangs=_ENGINE, limit_s=60),
     Check(name="image", look=images, hangs=_ENGINE),
@@ -39,7 +39,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="variant", look=variants, hangs="nvidia-smi; dmesg | grep -i xid"),
     Check(name="toolkit", look=toolkit, hangs=_ENGINE, needs_settings=False),
     Check(name="homes", look=homes, hangs=_NAS, limit_s=90),
-    Check(name="disk", look=disks, hangs=_NAS, limit_s=60),
+    Check(name="disk", look=check_disks, hangs=_NAS, limit_s=60),
     Check(name="time", look=clock, hangs=_NETWORK, needs_settings=False),
     Check(name="certificate", look=certificate, hangs=_NETWORK),
     Check(name="identity provider", look=provider, hangs=_NETWORK),

@@ -14,7 +14,7 @@ from spawner.settings import ROOT
 
 __all__ = ["check_settings", "files", "traits", "where"]
 
-LIMIT_S = 25
+LIMIT_S = 60  # JupyterHub alone takes a busy machine 20 s to import
 WIRING = ROOT / "jupyterhub_config.py"
 
 

@@ -16,7 +16,7 @@ from spawner.messages import sentence
 from spawner.records import TROUBLE, Records, RecordsError
 from spawner.storage import Homes, Storage
 
-__all__ = ["Mount", "disks", "homes", "judge_disk", "judge_homes", "judge_mount", "mount_of"]
+__all__ = ["Mount", "check_disks", "homes", "judge_disk", "judge_homes", "judge_mount", "mount_of"]
 
 _LOST_AT_BOOT = ("tmpfs", "ramfs", "overlay")
 _NAS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "fuse.glusterfs")
@@ -145,7 +145,7 @@ def _persons(path: Path) -> tuple[Person, ...]:
 # -- disks ----------------------------------------------------------------------------------------------------------
 
 
-def disks(machine: Machine) -> Iterator[Finding]:
+def check_disks(machine: Machine) -> Iterator[Finding]:
     """Say how full the disks of state, homes and containers are; where one is, also who fills it."""
     places = Places(machine.set.state, machine.set.homes.root)
     try:

@@ -17,7 +17,7 @@ from spawner.findings import Finding
 from spawner.injection import Injected
 from spawner.settings import ContainerSettings
 
-__all__ = ["judge", "limits", "measure", "numbers"]
+__all__ = ["check_limits", "judge", "measure", "numbers"]
 
 KIND = "doctor"
 CPUS = 0.5
@@ -42,7 +42,7 @@ def numbers(settings: ContainerSettings) -> Limits:
     )
 
 
-def limits(machine: Machine) -> Iterator[Finding]:
+def check_limits(machine: Machine) -> Iterator[Finding]:
     """Say of each limit whether the kernel keeps it."""
     facts = needed_by(machine)
     references = [variant.image for variant in read_catalog(machine).variants]

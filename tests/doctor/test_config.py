@@ -1,8 +1,9 @@
 """The settings, and traits that no class knows."""
 
 import pytest
+from traitlets.config import Config
 
-from spawner.doctor import config
+from spawner.doctor import config, config_child
 from spawner.findings import Status
 from tests.doctor.trees import by_name, machine_of, settings_of, statuses
 
@@ -82,20 +83,19 @@ def test_a_trait_or_class_that_nobody_knows_is_named_with_its_place_and_what_was
     assert "did you mean image?" in found["c.Spawner.imag"].text
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        pytest.param("oops(", "SyntaxError", id="syntax"),
-        pytest.param("import sys; sys.exit('gpucampus: no settings')", "no settings", id="exit"),
-        pytest.param("c.JupyterHub.spawner_class = 'no.such.Class'", "spawner_class", id="class"),
-    ],
-)
-def test_a_configuration_that_does_not_load_says_why(tmp_path, text, word):
-    wiring = tmp_path / "jupyterhub_config.py"
-    wiring.write_text(text + "\n")
+def test_a_class_that_is_not_there_is_named():
+    with pytest.raises(SystemExit, match=r"c\.JupyterHub\.spawner_class"):
+        config_child.unknown(Config({"JupyterHub": {"spawner_class": "no.such.Class"}}))
+
+
+def test_a_configuration_that_does_not_load_says_why(tmp_path, monkeypatch):
+    wiring, python = tmp_path / "jupyterhub_config.py", tmp_path / "python"
+    wiring.touch()
+    python.write_text("#!/bin/sh\necho Traceback >&2\necho NameError: oops >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
     (finding,) = config.traits(machine_of(tmp_path, settings=settings_of(tmp_path)), wiring)
-    assert finding.status is FAIL
-    assert word in finding.text
+    assert (finding.status, finding.text) == (FAIL, "the configuration does not load: NameError: oops")
 
 
 def test_a_configuration_that_waits_for_ever_is_a_finding(tmp_path, monkeypatch):

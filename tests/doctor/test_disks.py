@@ -8,7 +8,7 @@ import pytest
 
 from spawner.core.disks import Disk
 from spawner.core.model import Code, Person, Refusal
-from spawner.doctor.disks import disks, homes, judge_disk, judge_homes, judge_mount, mount_of
+from spawner.doctor.disks import check_disks, homes, judge_disk, judge_homes, judge_mount, mount_of
 from spawner.findings import Status
 from spawner.storage import Homes, Storage
 from tests.doctor.trees import by_name, machine_of, settings_of, statuses
@@ -106,6 +106,6 @@ def test_a_disk_warns_at_85_and_fails_at_95_and_names_who_fills_it(percent, stat
 def test_disks_are_looked_at_without_an_engine_too(tmp_path):
     settings = settings_of(tmp_path)
     settings.state.mkdir()
-    found = statuses(disks(machine_of(tmp_path / "root", settings=settings, engine_trouble="refused")))
+    found = statuses(check_disks(machine_of(tmp_path / "root", settings=settings, engine_trouble="refused")))
     assert (found["disk containers"], found["disk homes"]) == (WARN, WARN), "unknown is not full"
     assert "disk state" in found
