@@ -42,8 +42,16 @@ async def test_a_stop_that_the_engine_does_not_finish_ends_for_its_person_and_is
     assert (spawner.object_id, spawner.lease_id) == ("", "")
 
 
-async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypatch):
-    blocked = Refusal.of(Code.HUB_BLOCKED, firewall="ufw", port=8081)
+@pytest.mark.parametrize(
+    ("blocked", "full", "status"),
+    [
+        pytest.param(Refusal.of(Code.HUB_BLOCKED, firewall="ufw", port=8081), None, 503, id="no-way-to-the-hub"),
+        pytest.param(None, Refusal.of(Code.DISK_FULL, disk="homes", percent=96, most=95), 507, id="disk-full"),
+    ],
+)
+async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub_or_a_disk_is_full(
+    monkeypatch, blocked, full, status
+):
     told: list[Refusal] = []
     settings = load(EXAMPLE)
 
@@ -59,7 +67,7 @@ async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypat
         catalog=catalogs.parse(settings.catalog.read_text(encoding="utf-8")),
         image_of=image_of,
         network=SimpleNamespace(refusal=refusal),
-        disks=SimpleNamespace(refusal=lambda: None),
+        disks=SimpleNamespace(refusal=lambda: full),
         refused=lambda _user, _server, refusal: told.append(refusal),
     )
 
@@ -73,8 +81,9 @@ async def test_no_start_is_accepted_while_servers_cannot_reach_the_hub(monkeypat
     spawner = GPUDockerSpawner(user=user, orm_spawner=SimpleNamespace(name="", user_options={}, server=None))
     with pytest.raises(SpawnException) as refused:
         await spawner.choose({"variant": "cpu"})
-    assert (refused.value.status_code, refused.value.reason) == (503, "hub-blocked")
-    assert told == [blocked]
+    expected = blocked or full
+    assert (refused.value.status_code, refused.value.reason) == (status, expected.code.value)
+    assert told == [expected]
 
 
 @pytest.mark.parametrize(
