@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Holder", "holders"]
+from spawner.core import proc_net
 
-LISTEN = "0A"
+__all__ = ["Holder", "holders"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,9 @@ def holders(port: int, root: Path = Path("/")) -> list[Holder]:
 
 def _inodes(port: int, root: Path) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
-        try:
-            lines = (root / "proc/net" / table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]
+        with suppress(OSError):  # a kernel without IPv6
+            text = (root / "proc/net" / table).read_text(encoding="ascii")
+            yield from (one.inode for one in proc_net.listening(text) if one.port == port)
 
 
 def _sockets(process: Path) -> set[str]:

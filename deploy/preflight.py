@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import listeners, sources
+from spawner.core.engine_kinds import EngineKind, kind_of
 from spawner.findings import Finding, Status
 
 __all__ = [
@@ -39,6 +40,24 @@ NEEDS, NEEDS_PLAIN = 8 * GIB, 3 * GIB
 OLDEST_PYTHON = (3, 11)
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("24.04",)}
 _BELONGS = "belongs-to.json"
+_CANNOT_SERVE = {  # the remedy, and why
+    EngineKind.PODMAN: (
+        "stop it (`systemctl disable --now podman.socket`) and unset DOCKER_HOST; make run then brings Docker",
+        "Podman answers at Docker's socket: it keeps no leases as we need them and writes no rules of ours",
+    ),
+    EngineKind.ROOTLESS: (
+        "unset DOCKER_HOST and use the system's Docker (`apt-get install docker.io`)",
+        "this Docker runs rootless: it can neither limit memory for all nor mount homes as their users",
+    ),
+    EngineKind.USERNS: (
+        'take "userns-remap" out of /etc/docker/daemon.json and restart Docker',
+        "this Docker maps user ids (userns-remap): homes would belong to nobody in containers",
+    ),
+    EngineKind.SNAP: (
+        "`snap remove docker`; make run then brings Debian's or Ubuntu's own",
+        "this Docker is a snap: it sees neither homes outside /home nor device nodes and hooks of the host",
+    ),
+}
 
 
 def distribution(os_release: str) -> Finding:
@@ -103,22 +122,8 @@ def folder(state: Path) -> Finding:
 
 def engine(info: Mapping[str, Any], version: Mapping[str, Any]) -> Finding:
     """Judge what the engine says of itself: one that is not Docker, or not as root on this machine, cannot serve us."""
-    options = " ".join(str(option) for option in info.get("SecurityOptions") or ())
-    names = [str(part.get("Name", "")) for part in version.get("Components") or ()]
-    remedy, why = "install Debian's own (`apt-get install docker.io`) and unset DOCKER_HOST", ""
-    if any("podman" in name.lower() for name in names):
-        why = "Podman answers at Docker's socket: it keeps no leases as we need them and writes no rules of ours"
-        remedy = "stop it (`systemctl disable --now podman.socket`) and unset DOCKER_HOST; make run then brings Docker"
-    elif "name=rootless" in options:
-        why = "this Docker runs rootless: it can neither limit memory for all nor mount homes as their users"
-        remedy = "unset DOCKER_HOST and use the system's Docker (`apt-get install docker.io`)"
-    elif "name=userns" in options:
-        why = "this Docker maps user ids (userns-remap): homes would belong to nobody in containers"
-        remedy = 'take "userns-remap" out of /etc/docker/daemon.json and restart Docker'
-    elif "/snap/" in str(info.get("DockerRootDir", "")):
-        why = "this Docker is a snap: it sees neither homes outside /home nor device nodes and hooks of the host"
-        remedy = "`snap remove docker`; make run then brings Debian's or Ubuntu's own"
-    elif not info.get("MemoryLimit"):
+    remedy, why = _CANNOT_SERVE.get(kind_of(info, version), ("", ""))
+    if not why and not info.get("MemoryLimit"):
         why = "the Docker Engine cannot limit memory here (no memory cgroup), so one person could take it all"
         remedy = "add cgroup_enable=memory to the kernel's command line and restart the machine"
     if why:

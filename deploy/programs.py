@@ -8,17 +8,16 @@ the ones it needs from systemd (LoadCredential).
 
 import argparse
 import os
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import node_packages
-from deploy.demo.files import write_if_missing
 from deploy.steps import ROOT
 from spawner import campus
 from spawner.campus import CampusError
+from spawner.private_files import ensure_secret
 from spawner.settings import Settings, SettingsError, load
 
 __all__ = ["PROGRAMS", "Command", "culler", "hub", "proxy", "secret"]
@@ -83,10 +82,7 @@ def secret(state: Path, name: str) -> str:
         lent = Path(credentials) / name
         if lent.exists():
             return lent.read_text(encoding="ascii").strip()
-    file = state / "secrets" / name
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_if_missing(file, secrets.token_hex(32) + "\n")
-    return file.read_text(encoding="ascii").strip()
+    return ensure_secret(state / "secrets" / name)
 
 
 def main() -> None:

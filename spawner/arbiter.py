@@ -13,13 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from spawner.audit import Observer, Unobserved
 from spawner.core.exits import End, EndCode
 from spawner.core.ledger import LABEL, Container, Ledger, rebuild, to_labels
-from spawner.core.model import Claim, Code, Lease, Node, PlacementRules, Refusal
+from spawner.core.model import Claim, Code, Lease, Node, PlacementRules, Refusal, lease_for
 from spawner.core.policy import place
 from spawner.docker_api import Engine, EngineSilent
 from spawner.endings import STOP_GRACE_S, Endings
@@ -134,23 +134,7 @@ class Arbiter:
         )
         if isinstance(answer, Refusal):
             raise Refused(answer)
-        lease = Lease(
-            id=self.new_id(),
-            hub=self.hub,
-            kind="server",
-            user=claim.user,
-            server=claim.server,
-            variant=claim.variant.name,
-            image=image,
-            gpus=answer.gpus,
-            mode=claim.mode,
-            memory_bytes=claim.limits.memory_bytes,
-            cpus=claim.limits.cpus,
-            granted=now,
-            expires=now + timedelta(seconds=claim.entitlement.max_runtime_s),
-            node=answer.node,
-            role=answer.role,
-        )
+        lease = lease_for(claim, answer, lease_id=self.new_id(), hub=self.hub, image=image, now=now)
         self._reserved[lease.id] = lease
         self.observer.granted(lease)
         LOG.info("reserved lease=%s user=%s server=%s gpu=%s", lease.id, lease.user, lease.server, ",".join(lease.gpus))

@@ -6,8 +6,6 @@ state folder reads; the hub's configuration gives it just the scopes that the co
 """
 
 import json
-import os
-import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from spawner.private_files import make_secret
 
 __all__ = [
     "METRICS_SCOPES",
@@ -122,13 +122,7 @@ def operator_token(state: Path) -> str:
 def ensure_token(state: Path, name: str) -> str:
     """Give a token of the hub's own services, made at the first start; for the hub's configuration."""
     path = state / "secrets" / name
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # whole or not at all: a crash in between leaves no half of it
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
-        draft.replace(path)
+    make_secret(path)
     try:
         return _token(path)
     except HubUnknown as error:

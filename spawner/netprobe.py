@@ -13,8 +13,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from spawner.core.ledger import LABEL
-from spawner.docker_api import EngineRefuses, EngineSaysGone, once, remove_once
+from spawner import throwaway
+from spawner.docker_api import EngineRefuses, once, remove_once
 
 __all__ = ["KIND", "PORT", "Answers", "Knock", "Probe", "probes"]
 
@@ -74,12 +74,12 @@ def probes(images: Sequence[str], *, hub: str, network: str, count: int) -> Iter
 
     EngineSaysGone names what is not there: none of the images, or the network.
     """
-    labels = {LABEL + "project": "gpucampus", LABEL + "hub": hub, LABEL + "kind": KIND}
+    labels = throwaway.labels(hub, KIND)
     with once("self-check") as client, ExitStack() as stack:
-        for left in client.containers(all=True, filters={"label": [f"{key}={text}" for key, text in labels.items()]}):
+        for left in throwaway.left_over(client, labels):
             if time.time() - left["Created"] > LEFT_S:  # else another check may be at work
                 _remove(left["Id"])
-        image = _first_built(client, images)
+        image = throwaway.first_built(client, images)
         running = []
         for _ in range(count):
             made = client.create_container(
@@ -108,15 +108,6 @@ def probes(images: Sequence[str], *, hub: str, network: str, count: int) -> Iter
                 raise EngineRefuses("a container for the self-check ended at once")
             running.append(Probe(client, made["Id"], IPv4Address(found)))
         yield tuple(running)
-
-
-def _first_built(client: Any, images: Sequence[str]) -> str:
-    """Find the first image that is here; one that pretends to a lease would make its containers pretend, too."""
-    for name in images:
-        for row in client.images(name=name):
-            if LABEL + "lease" not in (row.get("Labels") or {}):
-                return str(row["Id"])
-    raise EngineSaysGone("no image of the catalog is built")
 
 
 def _remove(container_id: str) -> None:

@@ -16,7 +16,6 @@ Each of its writes may come twice, or late, and changes nothing then.
 The methods block; the hub calls them in a worker thread.
 """
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,17 +23,13 @@ from pathlib import Path
 from typing import Literal
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from spawner.core.exits import EndCode
 from spawner.core.model import Code, Lease, Person, Refusal
 from spawner.core.names import printable
+from spawner.sql import READS, RecordsError, migrate, open_sqlite
 
 __all__ = ["MIGRATIONS", "TROUBLE", "Base", "Closed", "Cordon", "PastLease", "Records", "RecordsError"]
 
@@ -49,12 +44,6 @@ TROUBLE: tuple[type[Exception], ...] = (  # the database cannot be reached or wr
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 _ATTEMPTS = 32  # each lost race means that somebody else got a uid, so this many must win first
-_BUSY_TIMEOUT_S = 10
-_READS = "gpucampus_reads"
-
-
-class RecordsError(RuntimeError):
-    """The database cannot be used as it is; the text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +161,7 @@ class Records:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._reads = engine.execution_options(**{_READS: True})
+        self._reads = engine.execution_options(**{READS: True})
 
     @classmethod
     def open(cls, url: str, *, upgrade: bool = False) -> "Records":
@@ -184,10 +173,10 @@ class Records:
         parsed = sa.make_url(url)
         try:
             if parsed.get_backend_name() == "sqlite":
-                engine = _sqlite(parsed)
+                engine = open_sqlite(parsed)
             else:
                 engine = sa.create_engine(parsed, pool_pre_ping=True)
-            _migrate(engine, upgrade=upgrade)
+            migrate(engine, MIGRATIONS, upgrade=upgrade)
         except (OSError, sa.exc.SQLAlchemyError) as error:
             reason = str(error).splitlines()[0]
             raise RecordsError(f"records {parsed.render_as_string(hide_password=True)}: {reason}") from error
@@ -379,43 +368,3 @@ class Records:
 
 def _new_row(sub: str, uid: int, hub_name: str) -> _PersonRow:
     return _PersonRow(sub=sub, uid=uid, hub_name=hub_name, home=str(uid), created=datetime.now(UTC))
-
-
-def _sqlite(url: sa.URL) -> sa.Engine:
-    """Open SQLite with a write-ahead log; the file holds who is who, so only its owner reads it."""
-    if url.database and url.database != ":memory:":
-        path = Path(url.database)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
-
-    @sa.event.listens_for(engine, "connect")
-    def _connect(connection: object, _record: object) -> None:
-        connection.isolation_level = None  # type: ignore[attr-defined]  # the driver's connection; "begin" below begins
-        connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[attr-defined]  # the driver's connection
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        # a plain BEGIN that reads and then writes fails at once where somebody wrote in between, without waiting;
-        # who only reads waits for nobody
-        reads = connection.get_execution_options().get(_READS, False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _migrate(engine: sa.Engine, *, upgrade: bool) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(config)
-    with engine.begin() as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
-        if found == scripts.get_current_head():
-            return
-        try:
-            if found is not None and scripts.get_revision(found) is not None and not upgrade:
-                raise RecordsError("the database is older than this version: run `gpucampus upgrade`")
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-        except CommandError as error:
-            raise RecordsError(f"the database is newer than this version or not ours: {error}") from error

@@ -5,7 +5,6 @@ The spawner objects come and go with their servers; what must exist once a proce
 
 import asyncio
 import logging
-import secrets
 import socket
 import time
 import uuid
@@ -30,6 +29,7 @@ from spawner.figures import Figures
 from spawner.injection import injection_for
 from spawner.messages import sentence
 from spawner.netguard import NetworkGuard, build_filter
+from spawner.private_files import ensure_secret
 from spawner.records import TROUBLE, Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
@@ -55,7 +55,9 @@ class Runtime:
         self.engine = Engine(called=self.figures.called)
         self.injection = injection_for(settings.gpus)
         self.records = Records.open(f"sqlite:///{settings.state / 'records.sqlite'}")
-        self.storage = Storage(settings.homes.root, _secret(settings.state / "secrets" / "marker_key"))
+        self.storage = Storage(
+            settings.homes.root, bytes.fromhex(ensure_secret(settings.state / "secrets" / "marker_key"))
+        )
         self.cordons = Cordons(self.records.cordons)
         self.network = NetworkGuard(settings)
         self._writer = RecordsWriter()
@@ -80,7 +82,7 @@ class Runtime:
             node_name=socket.gethostname(),
             containers=lambda: self.engine.cache,
             held=self._held,
-            shares_of=lambda uuid: self._rules().shares_of(uuid),
+            shares_of=settings.placement_rules(closed=frozenset(), quarantined=frozenset()).shares_of,
             clock=lambda: datetime.now(UTC),
             noticed=self._noticed,
         )
@@ -294,18 +296,3 @@ async def _make() -> Runtime:
     runtime = Runtime(await asyncio.to_thread(load))
     await runtime.begin()
     return runtime
-
-
-def _secret(path: Path) -> bytes:
-    """Read a key, or make it at the first start."""
-    try:
-        return bytes.fromhex(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = secrets.token_bytes(32)
-        new = path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        new.touch(mode=0o600, exist_ok=False)
-        new.write_text(key.hex(), encoding="ascii")
-        new.replace(path)  # a hub killed here must not leave half a key
-        return key

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.files import write_private
+from spawner.private_files import write_private
 
 __all__ = ["ACCOUNTS", "Account", "ensure_accounts"]
 

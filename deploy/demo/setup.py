@@ -12,7 +12,6 @@ identity provider (+10), the hub (+81) and the names of hub, network and bridge;
 import argparse
 import json
 import os
-import secrets
 import sys
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_address
@@ -21,9 +20,9 @@ from urllib.parse import urlsplit
 
 from deploy import outside
 from deploy.demo.accounts import ACCOUNTS, ensure_accounts
-from deploy.demo.files import write_if_missing, write_private
 from deploy.demo.gpus.make import SimulatedGPUs, SimulationError, build
 from deploy.demo.machine import GPUKind, MachineError, gpu_kind
+from spawner.private_files import make_secret, write_private
 from spawner.settings import Settings, SettingsError, load
 
 __all__ = ["Demo", "DemoError", "Ports", "accounts_table", "prepare"]
@@ -118,7 +117,7 @@ def prepare(state: Path) -> Demo:
         made.mkdir(mode=mode, parents=True, exist_ok=True)
     (state / "secrets").chmod(0o700)
     for name in SECRETS:
-        write_if_missing(state / "secrets" / name, secrets.token_hex(32))
+        make_secret(state / "secrets" / name)
     try:
         gpus = build(folder / "gpus") if gpu_kind() is GPUKind.SIMULATED else None
     except (MachineError, SimulationError) as error:

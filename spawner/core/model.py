@@ -6,7 +6,7 @@ index is only ever displayed.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -26,6 +26,7 @@ __all__ = [
     "PlacementRules",
     "Refusal",
     "Variant",
+    "lease_for",
 ]
 
 GIB = 1 << 30
@@ -301,6 +302,27 @@ class Placement:
     node: str
     gpus: tuple[str, ...]
     role: str = ""
+
+
+def lease_for(claim: Claim, placement: Placement, *, lease_id: str, hub: str, image: str, now: datetime) -> Lease:
+    """Give the lease that a placement becomes; it ends at the latest when the claim's entitlement says."""
+    return Lease(
+        id=lease_id,
+        hub=hub,
+        kind="server",
+        user=claim.user,
+        server=claim.server,
+        variant=claim.variant.name,
+        image=image,
+        gpus=placement.gpus,
+        mode=claim.mode,
+        memory_bytes=claim.limits.memory_bytes,
+        cpus=claim.limits.cpus,
+        granted=now,
+        expires=now + timedelta(seconds=claim.entitlement.max_runtime_s),
+        node=placement.node,
+        role=placement.role,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

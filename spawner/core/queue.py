@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from spawner.core.model import Claim, Lease, Placement
+from spawner.core.model import Claim, Lease, Placement, lease_for
 from spawner.core.policy import decide
 from spawner.core.snapshot import Snapshot
 
@@ -111,21 +111,5 @@ def _without(snapshot: Snapshot, ended: Sequence[Lease]) -> Snapshot:
 
 def _lease(ticket: Ticket, placement: Placement, now: datetime) -> Lease:
     """The lease as it would be, which nothing but a snapshot ever sees."""
-    claim = ticket.claim
-    return Lease(
-        id=f"ticket {ticket.id}",  # a lease's own id has no space
-        hub="",
-        kind="server",
-        user=claim.user,
-        server=claim.server,
-        variant=claim.variant.name,
-        image="",
-        gpus=placement.gpus,
-        mode=claim.mode,
-        memory_bytes=claim.limits.memory_bytes,
-        cpus=claim.limits.cpus,
-        granted=now,
-        expires=now + timedelta(seconds=claim.entitlement.max_runtime_s),
-        node=placement.node,
-        role=placement.role,
-    )
+    # a lease's own id has no space
+    return lease_for(ticket.claim, placement, lease_id=f"ticket {ticket.id}", hub="", image="", now=now)

@@ -6,6 +6,7 @@ from typing import Any
 
 from spawner import netcheck
 from spawner.core import catalog as catalogs
+from spawner.core.engine_kinds import EngineKind, kind_of
 from spawner.core.ledger import LABEL, foreign_labels
 from spawner.docker_api import once
 from spawner.doctor.machine import EngineFacts, Machine, NotLookedAtError, fail, ok, warn
@@ -27,6 +28,21 @@ OLDEST = (20, 10)
 OLDEST_CDI = (26, 1)
 INSTALL = "apt-get install -y docker.io && systemctl enable --now docker"
 BUILD = "make images"
+_CANNOT_SERVE = {
+    EngineKind.PODMAN: ("Podman answers in Docker's place; it lacks what leases are built on", INSTALL),
+    EngineKind.ROOTLESS: (
+        "Docker runs rootless, so it cannot hand out GPUs or run servers as their users",
+        f"dockerd-rootless-setuptool.sh uninstall && unset DOCKER_HOST && {INSTALL}",
+    ),
+    EngineKind.USERNS: (
+        "Docker maps user ids (userns-remap), so homes would belong to nobody in servers",
+        'take "userns-remap" out of /etc/docker/daemon.json, then systemctl restart docker',
+    ),
+    EngineKind.SNAP: (
+        "Docker is a snap, which sees neither NVIDIA's toolkit nor homes outside its sandbox",
+        f"snap remove --purge docker && {INSTALL}",
+    ),
+}
 
 
 def ask_engine() -> EngineFacts:
@@ -57,15 +73,8 @@ def check_engine(machine: Machine) -> Iterator[Finding]:
 
 def _kind(facts: EngineFacts, *, injection: str) -> Finding:
     version, info = str(facts.version.get("Version", "")), facts.info
-    parts = {str(part.get("Name")) for part in facts.version.get("Components") or ()}
-    if any(name.startswith("Podman") for name in parts):
-        return fail("engine", f"Podman {version} answers in Docker's place; it lacks what leases are built on", INSTALL)
-    if "name=rootless" in (info.get("SecurityOptions") or ()):
-        text = "Docker runs rootless, so it cannot hand out GPUs or run servers as their users"
-        return fail("engine", text, "dockerd-rootless-setuptool.sh uninstall && unset DOCKER_HOST && " + INSTALL)
-    if str(info.get("DockerRootDir", "")).startswith("/var/snap/"):
-        text = "Docker is a snap, which sees neither NVIDIA's toolkit nor homes outside its sandbox"
-        return fail("engine", text, "snap remove --purge docker && " + INSTALL)
+    if other := _CANNOT_SERVE.get(kind_of(info, facts.version)):
+        return fail("engine", *other)
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         return fail("engine", f"Docker {version} is too old; 20.10 is the oldest that works", INSTALL)

@@ -6,11 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spawner import container
-from spawner.core.ledger import LABEL
+from spawner import container, throwaway
 from spawner.core.limits import MIN_MEMORY_BYTES
 from spawner.core.model import Limits, Person
-from spawner.docker_api import EngineRefuses, once, remove_once
+from spawner.docker_api import EngineRefuses, EngineSaysGone, once, remove_once
 from spawner.doctor.engine import needed_by, read_catalog
 from spawner.doctor.machine import Machine, NotLookedAtError, fail, ok, warn
 from spawner.findings import Finding
@@ -47,23 +46,24 @@ def check_limits(machine: Machine) -> Iterator[Finding]:
     facts = needed_by(machine)
     references = [variant.image for variant in read_catalog(machine).variants]
     uid, asked = machine.set.homes.uid_max, numbers(machine.set.containers)
-    with once("images") as client:
-        image = next((str(row["Id"]) for name in references for row in client.images(name=name)), None)
-    if image is None:
-        raise NotLookedAtError("no image of the catalog is built (make images)")
+    try:
+        with once("images") as client:
+            image = throwaway.first_built(client, references)
+    except EngineSaysGone as error:
+        raise NotLookedAtError(f"{error} (make images)") from error
     seen = measure(image, asked, hub=machine.set.hub.name, uid=uid)
     yield from judge(seen, asked, uid=uid, swap_total=_swap(machine), cgroup_driver=facts.info.get("CgroupDriver", ""))
 
 
 def measure(image: str, asked: Limits, *, hub: str, uid: int) -> dict[str, Any]:
     """Run the container and give what it read; EngineRefuses where it did not. Blocks."""
-    labels = {LABEL + "project": "gpucampus", LABEL + "hub": hub, LABEL + "kind": KIND}
+    labels = throwaway.labels(hub, KIND)
     person = Person(sub=KIND, uid=uid, hub_name=KIND, home=str(uid))
     parts = container.host_config(
         asked, person, home="/", identity=("/", "/"), injected=Injected(), with_gpus=False
     ) | {"mounts": []}
     with once("limits") as client:
-        for left in client.containers(all=True, filters={"label": [f"{key}={text}" for key, text in labels.items()]}):
+        for left in throwaway.left_over(client, labels):
             remove_once(left["Id"])
         made = client.create_container(
             image,

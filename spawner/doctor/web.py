@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from spawner.core import proc_net
 from spawner.doctor.machine import Machine, NotLookedAtError, fail, ok, warn
 from spawner.findings import Finding
 
@@ -223,22 +224,8 @@ class Port:
 
 def listening(machine: Machine) -> tuple[Port, ...]:
     """Read who listens, from the kernel's tables."""
-    found = []
-    for name in ("tcp", "tcp6"):
-        for line in machine.read(f"/proc/net/{name}").splitlines()[1:]:
-            parts = line.split()
-            if len(parts) > 3 and parts[3] == "0A":
-                address, port = parts[1].split(":")
-                found.append(Port(_address(address), int(port, 16)))
-    return tuple(found)
-
-
-def _address(text: str) -> str:
-    """An address as the kernel prints it: words of 32 bits, each in the machine's own order."""
-    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
-    address = ipaddress.ip_address(b"".join(words))
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+    tables = (machine.read(f"/proc/net/{name}") for name in ("tcp", "tcp6"))
+    return tuple(Port(one.address, one.port) for table in tables for one in proc_net.listening(table))
 
 
 def ports(machine: Machine) -> Iterator[Finding]:

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
 from spawner import records
 from spawner.keeping.files import KeepingError
+from spawner.sql import migrations_in
 
-__all__ = ["DATABASES", "HUB", "RECORDS", "Database", "Standing", "migrations_in", "revision", "snapshot"]
+__all__ = ["DATABASES", "HUB", "RECORDS", "Database", "Standing", "revision", "snapshot"]
 
 SNAPSHOT_S = 60
 
@@ -85,14 +83,6 @@ HUB = Database("hub.sqlite", "JupyterHub", _folder_of("jupyterhub") / "alembic")
 RECORDS = Database("records.sqlite", "gpucampus", records.MIGRATIONS)
 # JupyterHub's first: a person whom only the records know is no harm, a person without a uid would get a new one
 DATABASES = (HUB, RECORDS)
-
-
-@cache
-def migrations_in(folder: Path) -> ScriptDirectory:
-    """The migrations that a folder holds, read once."""
-    config = Config()
-    config.set_main_option("script_location", str(folder).replace("%", "%%"))
-    return ScriptDirectory.from_config(config)
 
 
 def revision(path: Path) -> str | None:

@@ -18,6 +18,7 @@ OK, WARN, FAIL = Status
         pytest.param({"Version": "19.03.8"}, {}, "nvidia", "too old", id="too-old"),
         pytest.param({"Version": "28.0"}, {"DockerRootDir": "/var/snap/docker/common"}, "nvidia", "snap", id="snap"),
         pytest.param({"Version": "28.0"}, {"SecurityOptions": ["name=rootless"]}, "nvidia", "rootless", id="rootless"),
+        pytest.param({"Version": "28.0"}, {"SecurityOptions": ["name=userns"]}, "nvidia", "userns-remap", id="userns"),
         pytest.param(
             {"Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}, {}, "nvidia", "Podman", id="podman"
         ),

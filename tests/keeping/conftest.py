@@ -13,9 +13,10 @@ import pytest
 
 from spawner import settings as settings_file
 from spawner.keeping import backup, lock, restore
-from spawner.keeping.databases import HUB, RECORDS, migrations_in
+from spawner.keeping.databases import HUB, RECORDS
 from spawner.records import Records
 from spawner.settings import Settings
+from spawner.sql import migrations_in
 from tests.test_settings import LEAST
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
