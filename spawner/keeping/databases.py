@@ -122,9 +122,13 @@ def snapshot(source: Path, target: Path) -> None:
 
 @contextmanager
 def _reading(path: Path, wait_s: float = 10) -> Iterator[sqlite3.Connection]:
-    """Open a database without changing it; what SQLite says of it is one line."""
+    """Open a database to read it; what SQLite says of it is one line.
+
+    What a killed writer has left half done beside it is taken back, as every opening of it does; that needs to write.
+    """
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=wait_s)) as database:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=wait_s)) as database:
+            database.execute("PRAGMA query_only = true")
             yield database
     except sqlite3.Error as error:
         raise KeepingError(f"{path} cannot be read as a database: {error}") from error

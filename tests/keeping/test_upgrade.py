@@ -231,3 +231,20 @@ def test_a_note_of_an_upgrade_names_a_file_in_its_own_folder_only(hub: Kept):
     (hub.state / lock.UPGRADE).write_text(json.dumps({"backup": "../../elsewhere.tar"}))
     with pytest.raises(KeepingError, match=r"backups/elsewhere.tar is not there"):
         migrate(hub)
+
+
+def test_a_database_whose_writer_was_killed_in_a_transaction_is_read_as_it_was_before(hub: Kept, tmp_path):
+    before = databases.HUB.standing(hub.state / "hub.sqlite")
+    killed = tmp_path / "hub.sqlite"
+    with closing(sqlite3.connect(hub.state / "hub.sqlite", isolation_level=None)) as writer:
+        # pages that do not fit into the cache are written before the end, so that the journal is needed afterwards
+        writer.execute("PRAGMA cache_size = 1")
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE alembic_version SET version_num = 'half'")
+        writer.execute("CREATE TABLE large (text)")
+        writer.executemany("INSERT INTO large VALUES (?)", [("x" * 4000,)] * 50)
+        for suffix in ("", "-journal"):
+            shutil.copyfile(hub.state / f"hub.sqlite{suffix}", f"{killed}{suffix}")
+        writer.execute("ROLLBACK")
+    assert Path(f"{killed}-journal").stat().st_size > 512
+    assert databases.HUB.standing(killed) is before is databases.Standing.CURRENT
