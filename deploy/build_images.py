@@ -1,55 +1,42 @@
 """Build the images of images/catalog.toml: the base, and one per variant.
 
-The engine's plain build API is used through docker-py, so that it works with every engine and needs no command-line
-client, BuildKit or buildx. Each image carries a hash of all that it was made of; what is current is not built again.
-Run as a program: `python -m deploy.build_images [VARIANT ...]`.
+Each image carries a hash of all that it was made of; what is current is not built again. The wheels are fetched before
+and the build itself needs no network. Run as a program: `python -m deploy.build_images [VARIANT ...]`.
 """
 
 import argparse
-import hashlib
 import os
-import re
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import docker
 
-from deploy import outside, wheels
-from deploy.steps import tell
+from deploy import buildkit, debian_base, outside, wheels
+from deploy.buildkit import BuildError
+from deploy.image_recipe import (
+    IMAGES,
+    RECIPE,
+    ROOT,
+    base_files,
+    hashed,
+    lock_of,
+    make_context,
+    read_catalog,
+    recipe_files,
+)
 from spawner.campus import CampusError
 from spawner.core import catalog
 
-__all__ = [
-    "BuildError",
-    "build",
-    "build_base",
-    "cache_folder",
-    "connect",
-    "current",
-    "exists",
-    "fetch",
-    "main",
-    "read_catalog",
-]
+__all__ = ["build", "build_base", "cache_folder", "connect", "current", "exists", "fetch", "main"]
 
-ROOT = Path(__file__).resolve().parent.parent
-IMAGES = ROOT / "images"
 PROJECT = "gpucampus"
 REGISTRY_ANSWERS_S = 5
-ENGINE_TIMEOUT_S = 1800  # between two lines of a build; a step of it says nothing while it copies
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-
-
-class BuildError(RuntimeError):
-    """An image cannot be built; the text is for the operator."""
+ENGINE_TIMEOUT_S = 1800  # the import of a root file system says nothing while it copies
 
 
 def cache_folder() -> Path:
@@ -77,16 +64,27 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
         raise BuildError(f"{variant} is not a variant of images/catalog.toml: there are {names}.")
     cache = cache or cache_folder()
     client = connect(docker_host)
-    base = build_base(client, listed.base, cache)
-    lock = ROOT / listed.folder(variant) / "requirements.lock"
-    recipe = _recipe(lock)
-    inputs = _hash([*recipe.values()], base, variant)
+    base = build_base(client, listed.base, cache, docker_host)
+    inputs = hashed(recipe_files(variant), base, variant)
     if made := _current(client, chosen.image, inputs):
         return made
-    context = dict(recipe) | {"uv": Path(sys.executable).with_name("uv")}
-    context |= {f"wheels/{wheel.name}": wheel for wheel in wheels.fetch(lock, cache / "wheels")}
-    labels = _labels(variant, inputs)
-    return _build(client, chosen.image, context, labels, base=base, cache=cache, network="none")
+    wheels.fetch(lock_of(variant), cache / "wheels")
+    before = buildkit.cached(client)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="context-") as folder:
+        context = Path(folder)
+        make_context(chosen, cache / "wheels", context)
+        buildkit.build(
+            context,
+            RECIPE / "Dockerfile",
+            chosen.image,
+            arguments={"BASE_IMAGE": f"{listed.base.image}:{listed.base.suite}"},
+            labels=_labels(variant, inputs),
+            network="none",
+            docker_host=docker_host,
+        )
+    buildkit.forget_sources(client, before)
+    _remove_leftovers(client)
+    return str(client.images.get(chosen.image).id)
 
 
 def exists(reference: str) -> bool:
@@ -103,9 +101,9 @@ def fetch(variants: Iterable[str], *, cache: Path | None = None) -> None:
     cache = cache or cache_folder()
     listed = read_catalog()
     for variant in variants:
-        wheels.fetch(ROOT / listed.folder(variant) / "requirements.lock", cache / "wheels")
+        wheels.fetch(lock_of(variant), cache / "wheels")
     if not listed.base.registry_image:
-        _debian_archive(listed.base.suite, cache)
+        debian_base.archive(listed.base.suite, cache)
 
 
 def current(client: docker.DockerClient, variant: str) -> bool:
@@ -115,28 +113,33 @@ def current(client: docker.DockerClient, variant: str) -> bool:
     base = _current(client, f"{listed.base.image}:{listed.base.suite}", _base_inputs(listed.base))
     if chosen is None or base is None:
         return False
-    recipe = _recipe(ROOT / listed.folder(variant) / "requirements.lock")
-    return _current(client, chosen.image, _hash([*recipe.values()], base, variant)) is not None
+    return _current(client, chosen.image, hashed(recipe_files(variant), base, variant)) is not None
 
 
-def build_base(client: docker.DockerClient, base: catalog.Base, cache: Path) -> str:
+def build_base(client: docker.DockerClient, base: catalog.Base, cache: Path, docker_host: str | None = None) -> str:
     """Build the base image where it is not current; return its id."""
     reference = f"{base.image}:{base.suite}"
-    recipe = {path.name: path for path in sorted((IMAGES / "base").iterdir())}
     inputs = _base_inputs(base)
     if made := _current(client, reference, inputs):
         return made
+    cache.mkdir(parents=True, exist_ok=True)
+    labels = _labels("base", inputs)
     if base.registry_image and _registry_answers(base.registry_image):
         client.images.pull(base.registry_image)
-        below, network = base.registry_image, None
+        below, network, proxies = base.registry_image, None, _proxies()
     else:
-        below, network = _import_debian(client, base, cache), "none"
-    return _build(client, reference, recipe, _labels("base", inputs), base=below, cache=cache, network=network)
-
-
-def read_catalog() -> catalog.Catalog:
-    """Read images/catalog.toml."""
-    return catalog.parse((IMAGES / "catalog.toml").read_text(encoding="utf-8"))
+        below, network, proxies = debian_base.bring(client, base, cache, labels), "none", {}
+    buildkit.build(
+        IMAGES / "base",
+        IMAGES / "base/Dockerfile",
+        reference,
+        arguments={"BASE_IMAGE": below, **proxies},
+        labels=labels,
+        network=network,
+        docker_host=docker_host,
+    )
+    _remove_leftovers(client)
+    return str(client.images.get(reference).id)
 
 
 def connect(docker_host: str | None = None) -> docker.DockerClient:
@@ -150,21 +153,8 @@ def _labels(variant: str, inputs: str) -> dict[str, str]:
     return {"gpucampus.project": PROJECT, "gpucampus.variant": variant, "gpucampus.inputs": inputs}
 
 
-def _recipe(lock: Path) -> dict[str, Path]:
-    """The files that a variant is made of, besides its wheels, which its lock names."""
-    recipe = {path.name: path for path in sorted((IMAGES / "jupyter").iterdir()) if path.suffix != ".in"}
-    return recipe | {"requirements.lock": lock}
-
-
 def _base_inputs(base: catalog.Base) -> str:
-    return _hash(sorted((IMAGES / "base").iterdir()), base.suite, base.registry_image)
-
-
-def _hash(files: Iterable[Path], *texts: str) -> str:
-    total = hashlib.sha256("\0".join(texts).encode())
-    for file in files:
-        total.update(f"\0{file.name}\0{file.stat().st_mode & 0o111:o}\0".encode() + file.read_bytes())
-    return total.hexdigest()
+    return hashed(base_files(), base.suite, base.registry_image)
 
 
 def _current(client: docker.DockerClient, reference: str, inputs: str) -> str | None:
@@ -190,112 +180,10 @@ def _registry_answers(reference: str) -> bool:
     return True
 
 
-def _import_debian(client: docker.DockerClient, base: catalog.Base, cache: Path) -> str:
-    """Import the package list as mmdebstrap made it; return the image's id."""
-    archive = _debian_archive(base.suite, cache)
-    tell("handing it to the engine")
-    repository, tag = f"{PROJECT}/debian", archive.stem.rpartition("-")[2]
-    labels = [f"LABEL {key}={value}" for key, value in _labels("debian", tag).items()]
-    client.api.import_image(src=str(archive), repository=repository, tag=tag, changes=[*labels, 'CMD ["/bin/sh"]'])
-    return str(client.images.get(f"{repository}:{tag}").id)
-
-
-def _debian_archive(suite: str, cache: Path) -> Path:
-    """The root file system that mmdebstrap makes of the package list, made once for each list."""
-    packages = _packages()
-    name = hashlib.sha256("\0".join((suite, *packages)).encode()).hexdigest()[:12]
-    archive = cache / f"debian-{suite}-{name}.tar"
-    if not archive.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = archive.with_suffix(".partial.tar")
-        _mmdebstrap(suite, packages, partial)
-        partial.rename(archive)
-    return archive
-
-
-def _packages() -> tuple[str, ...]:
-    lines = (IMAGES / "base/packages.txt").read_text(encoding="utf-8").splitlines()
-    return tuple(line for line in lines if line and not line.startswith("#"))
-
-
-def _mmdebstrap(suite: str, packages: tuple[str, ...], target: Path) -> None:
-    unwanted = ("doc/*", "man/*", "info/*", "locale/*")
-    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(packages)}"]
-    command += ["--aptopt=APT::Install-Recommends false"]
-    command += [f"--dpkgopt=path-exclude=/usr/share/{path}" for path in unwanted]
-    command += ["--dpkgopt=path-include=/usr/share/doc/*/copyright", f"--keyring={KEYRING}", suite, str(target)]
-    mirror, said = outside.debian_mirror(), []
-    if mirror.startswith("https:") and (bundle := os.environ.get("SSL_CERT_FILE")):
-        # apt reads no variable for it; the image must not keep a path of this machine
-        command += [f'--aptopt=Acquire::https::CAInfo "{bundle}"']
-        command += ['--customize-hook=sed -i /CAInfo/d "$1"/etc/apt/apt.conf.d/99mmdebstrap']
-    command += [f"deb {mirror}/debian {name} main" for name in (suite, f"{suite}-updates")]
-    command += [f"deb {mirror}/debian-security {suite}-security main"]
-    try:
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
-            for line in process.stderr or ():
-                said.append(line)
-                if line.startswith("I: "):
-                    tell(line.removeprefix("I: ").strip().rstrip("."))
-    except FileNotFoundError as error:
-        raise BuildError("mmdebstrap is missing: `apt-get install mmdebstrap` brings it.") from error
-    if process.returncode:
-        raise BuildError(f"mmdebstrap could not make the base image from {mirror}:\n{_tail(''.join(said))}")
-
-
-def _build(
-    client: docker.DockerClient,
-    reference: str,
-    context: Mapping[str, Path],
-    labels: Mapping[str, str],
-    *,
-    base: str,
-    cache: Path,
-    network: str | None,
-) -> str:
-    """Send the context to the engine's builder, tag what comes out, and return its id."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=cache) as archive:
-        tell("sending files to the engine")
-        _pack(context, archive)
-        lines = client.api.build(
-            fileobj=archive,
-            custom_context=True,
-            tag=reference,
-            buildargs={"BASE_IMAGE": base} | ({} if network == "none" else _proxies()),
-            labels=dict(labels),
-            network_mode=network,
-            rm=True,
-            forcerm=True,
-            decode=True,
-        )
-        log: list[str] = []
-        for line in lines:
-            log.append(line.get("stream", ""))
-            if log[-1].startswith("Step "):
-                tell(log[-1].partition(" : ")[0].lower())
-            if "error" in line:
-                raise BuildError(f"{reference} could not be built:\n{_tail(''.join(log))}\n{line['error']}")
-    _remove_leftovers(client)
-    return str(client.images.get(reference).id)
-
-
 def _proxies() -> dict[str, str]:
     """The proxy for a build that fetches packages; the engine knows these names, and keeps none in the image."""
     names = ("http_proxy", "https_proxy", "no_proxy")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _pack(context: Mapping[str, Path], archive: IO[bytes]) -> None:
-    """Write the context as a tar that is the same for the same files, whoever owns them here."""
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, path in sorted(context.items()):
-            info = tarfile.TarInfo(name)
-            info.size = path.stat().st_size
-            info.mode = 0o755 if os.access(path, os.X_OK) and path.stat().st_mode & 0o111 else 0o644
-            with path.open("rb") as file:
-                tar.addfile(info, file)
-    archive.seek(0)
 
 
 def _remove_leftovers(client: docker.DockerClient) -> None:
@@ -308,17 +196,13 @@ def _remove_leftovers(client: docker.DockerClient) -> None:
                 raise
 
 
-def _tail(text: str, lines: int = 20) -> str:
-    return "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[-lines:])
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Build the variants named, or all of the catalog."""
     parser = argparse.ArgumentParser(description="Build the images of images/catalog.toml.")
     parser.add_argument("variants", nargs="*", metavar="VARIANT")
     parser.add_argument("--fetch", action="store_true", help="only bring what the builds need from the network")
     chosen = parser.parse_args(arguments)
-    names = chosen.variants or [variant.name for variant in read_catalog().variants]
+    names = chosen.variants or [variant.name for variant in read_catalog().usual]
     for name in names:
         start = time.monotonic()
         try:

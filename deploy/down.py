@@ -13,7 +13,7 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, DockerException
 
-from deploy import build_images, engine, processes
+from deploy import build_images, buildkit, engine, processes
 from deploy.steps import Problem, exit_with, state_folder, step
 from deploy.up import HUB, PROXY, SIGN_IN
 from spawner import netfilter
@@ -139,7 +139,9 @@ def _remove_images_and_networks() -> str:
                 used.append(str(image.id))
             elif error.status_code != 404:
                 raise
-    return f"{len(images) - len(used)} images, {len(networks)} networks" + (f"; {len(used)} in use" if used else "")
+    freed = buildkit.forget(client)
+    said = f"{len(images) - len(used)} images, {len(networks)} networks" + (f"; {len(used)} in use" if used else "")
+    return said + (f"; build cache of {freed / 1e9:.1f} GB" if freed else "")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 import docker
 from docker.errors import DockerException, ImageNotFound, NotFound
 
-from deploy.build_images import connect, current, read_catalog
+from deploy.build_images import connect, current
+from deploy.image_recipe import read_catalog
 from spawner.core.catalog import CatalogError
 from spawner.core.model import Variant
 
@@ -39,11 +40,17 @@ def main() -> int:
     try:
         client = connect()
         found = [_look(client, variant) for variant in read_catalog().variants]
+        found = [image for image in found if image.built or image.variant not in _on_demand()]
     except (DockerException, OSError, CatalogError) as error:
         print(f"the images are unknown: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     print(json.dumps([asdict(image) for image in found]))
     return 0
+
+
+def _on_demand() -> set[str]:
+    """The variants that a site may do without."""
+    return {variant.name for variant in read_catalog().variants if variant.on_demand}
 
 
 def _look(client: docker.DockerClient, variant: Variant) -> Image:

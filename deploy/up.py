@@ -19,7 +19,19 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from deploy import build_images, engine, node_packages, outside, preflight, processes, programs, wheels
+from deploy import (
+    build_images,
+    buildkit,
+    debian_base,
+    engine,
+    image_recipe,
+    node_packages,
+    outside,
+    preflight,
+    processes,
+    programs,
+    wheels,
+)
 from deploy.demo.setup import Demo, DemoError, Ports, accounts_table
 from deploy.demo.setup import prepare as prepare_demo
 from deploy.processes import Program
@@ -58,7 +70,7 @@ def main() -> int:
             with step("Proxy") as note:
                 note.text = start_proxy(state, settings)
             hub = start_hub(state, settings)
-    except (Problem, CampusError, DemoError, SettingsError, build_images.BuildError, wheels.WheelError) as error:
+    except (Problem, CampusError, DemoError, SettingsError, buildkit.BuildError, wheels.WheelError) as error:
         exit_with(error)
     if hub is None:
         welcome(settings, demo)
@@ -125,25 +137,26 @@ def prepare(state: Path, plan: Plan) -> None:
         note.text = engine.ensure(state)
     _heed([preflight.bridge(plan.network, plan.hub, engine.hubs_on(plan.network))])
     missing = [] if shutil.which("mmdebstrap") else ["mmdebstrap"]
-    missing += [] if build_images.KEYRING.exists() else ["debian-archive-keyring"]  # Ubuntu
+    missing += [] if debian_base.KEYRING.exists() else ["debian-archive-keyring"]  # Ubuntu
     missing += [package for package, program in (("nftables", "nft"), ("iproute2", "ip")) if not shutil.which(program)]
     missing += [] if shutil.which("gcc") else ["gcc", "libc6-dev"]  # for the demo's stand-in driver library
+    missing += buildkit.missing_packages()
     if missing:
         with step("Debian packages") as note:
             engine.apt_install(missing, state)
             note.text = ", ".join(missing)
     with step("Node packages"):
         node_packages.ensure(state)
-    listed = build_images.read_catalog()
+    listed = image_recipe.read_catalog()
     without_torch = [variant.name for variant in listed.variants if not variant.torch]
-    small = _too_small_for(listed.default.image, state)
+    small = _too_small_for(listed.usual[0].image, state)
     with step("Base image"):
         build_images.build_base(build_images.connect(), listed.base, build_images.cache_folder())
     if small and without_torch:
         with step(f"Image {without_torch[0]}"):
             build_images.build(without_torch[0])
     else:
-        _build_variant(listed.default.name, without_torch)
+        _build_variant(listed.usual[0].name, without_torch)
 
 
 def _too_small_for(image: str, state: Path) -> bool:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ __all__ = ["Pin", "WheelError", "fetch", "find", "parse_lock"]
 
 PYTHON = "3.11"  # of Debian 12, which the base image is
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+AT_A_TIME = 4
 # Newest first; pip takes none but those named once any is named.
 PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in (*(f"_2_{minor}" for minor in range(28, 4, -1)), "2014", "1"))
 _HASH = r"[ \t]+--hash=sha256:[0-9a-f]{64}[ \t]*\\?\n"
@@ -80,7 +82,7 @@ def fetch(lock: Path, folder: Path) -> tuple[Path, ...]:
     pins = parse_lock(lock.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in pins if find(pin, folder) is None]
-    _download([pin for pin in missing if not pin.special_build], folder)
+    _download_many([pin for pin in missing if not pin.special_build], folder)
     for pin in missing:
         if pin.special_build:
             _download_special(pin, folder)
@@ -94,6 +96,14 @@ def _checked(pin: Pin, folder: Path) -> Path:
             f"pip brought no wheel of {pin.name} {pin.version} that the lock knows: see pip's configuration."
         )
     return wheel
+
+
+def _download_many(pins: list[Pin], folder: Path) -> None:
+    """Several at a time: most packages are small, and pip waits for an answer or two for each of them."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        parts = [pins[number::AT_A_TIME] for number in range(AT_A_TIME)]
+        for done in [pool.submit(_download, part, folder) for part in parts]:
+            done.result()
 
 
 def _download_special(pin: Pin, folder: Path) -> None:
@@ -120,19 +130,17 @@ def _download(pins: Iterable[Pin], folder: Path, *options: str) -> None:
         command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON]
         command += [f"--platform={platform}" for platform in PLATFORMS]
         command += [*options, "--dest", str(folder), "--requirement", requirements.name]
-        _run_pip(command, len(lines))
+        _run_pip(command)
 
 
-def _run_pip(command: list[str], packages: int) -> None:
+def _run_pip(command: list[str]) -> None:
     """Run pip and tell which package it is at; WheelError with pip's own last words where it fails."""
     said: deque[str] = deque(maxlen=200)
-    begun = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
             said.append(line.strip())
             if line.startswith("Collecting "):
-                begun += 1
-                tell(f"{begun} of {packages} packages: {line.split()[1].partition('==')[0]}")
+                tell(f"fetching {line.split()[1].partition('==')[0]}")
     if process.returncode:
         errors = [line for line in said if line.startswith("ERROR")] or list(said)
         raise WheelError(f"pip could not fetch wheels for the images: {' '.join(errors[-2:])}")

@@ -27,7 +27,7 @@ async def claim_for(shared: Runtime, user: str, server: str, groups: Sequence[st
     if refusal := check_name(user) or shared.disks.refusal():
         raise Refused(refusal)
     entitlement = checked(entitlement_for(groups, shared.roles))
-    choice = checked(parse_choice(raw, default_variant=shared.catalog.default.name))
+    choice = checked(parse_choice(raw, default_variant=await _default_variant(shared, raw)))
     variant = checked(check_choice(choice, shared.catalog, entitlement, roles_for(groups, shared.roles)))
     limits = checked(limits_for(entitlement, choice.memory_bytes, shared.settings.container_defaults()))
     image = checked(await shared.image_of(variant))
@@ -46,6 +46,12 @@ async def claim_for(shared: Runtime, user: str, server: str, groups: Sequence[st
         profile=choice.profile,
     )
     return claim, image
+
+
+async def _default_variant(shared: Runtime, raw: object) -> str:
+    """The variant of somebody who has named none; the engine is asked only then."""
+    named = isinstance(raw, dict) and "variant" in raw
+    return shared.catalog.default_of(() if named else await shared.built_images()).name
 
 
 def checked(value: T | Refusal) -> T:

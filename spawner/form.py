@@ -99,7 +99,7 @@ def spawn_view(
     Parameters
     ----------
     variants
-        The catalog, in its order. Variants of other roles are left out.
+        The catalog, in its order. Left out are variants of other roles, and those on demand that are not built.
     built
         The image's id for each variant whose image exists here.
     entitlement
@@ -140,7 +140,7 @@ def _variant_cards(
     variants: Sequence[Variant], built: Mapping[str, str], role: str, node: Node, previous: Mapping[str, object]
 ) -> tuple[VariantCard, ...]:
     roles = role.split("+")  # a person with several roles has them joined in one entitlement
-    offered = [variant for variant in variants if allowed(variant, roles)]
+    offered = [variant for variant in variants if allowed(variant, roles) and not _left_out(variant, built)]
     refusals = {variant.name: _why_not(variant, built, node) for variant in offered}
     possible = [variant for variant in offered if refusals[variant.name] is None]
     wanted = [variant.name for variant in possible if variant.name == previous.get("variant")]
@@ -150,6 +150,11 @@ def _variant_cards(
         VariantCard(variant=variant, refusal=refusals[variant.name], chosen=variant.name == chosen)
         for variant in offered
     )
+
+
+def _left_out(variant: Variant, built: Mapping[str, str]) -> bool:
+    """Whether the site does without this variant: nobody should read of every one that could be built."""
+    return variant.on_demand and variant.name not in built
 
 
 def _why_not(variant: Variant, built: Mapping[str, str], node: Node) -> Refusal | None:

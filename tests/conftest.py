@@ -41,11 +41,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _build_demo_image() -> None:
     """Build the image of the demo's hub before any test's clock runs: the first time it takes minutes."""
-    from deploy.build_images import read_catalog  # noqa: PLC0415 - pure tests need no docker package
+    from deploy.image_recipe import read_catalog  # noqa: PLC0415 - pure tests need no docker package
     from tests.rig.binaries import find_dockerd  # noqa: PLC0415
 
     for engine in _running("main", find_dockerd(), build(STATE / "gpus"), {}):
-        engine.build_variant(read_catalog().default.name)
+        engine.build_variant(read_catalog().usual[0].name)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -10,7 +10,7 @@ build's folder in the repository).
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,7 +23,7 @@ _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*")
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VARIANT_TEXTS = ("title", "description", "folder", "image", "torch", "cuda", "python", "min_driver")
-_VARIANT_KEYS = frozenset((*_VARIANT_TEXTS, "architectures", "roles", "default"))
+_VARIANT_KEYS = frozenset((*_VARIANT_TEXTS, "architectures", "roles", "default", "on_demand"))
 _BASE_KEYS = frozenset(("image", "suite", "registry_image"))
 
 
@@ -56,10 +56,19 @@ class Catalog:
         """Name the folder that a variant is built from; KeyError where there is no such variant."""
         return dict(self.folders)[name]
 
+    def default_of(self, built: Container[str]) -> Variant:
+        """The variant that is chosen where a person has not: the catalog's default, or the first that is built here.
+
+        Where none is built it is the catalog's default, so that a refusal names that one.
+        """
+        default = next(variant for variant in self.variants if variant.default)
+        there = [variant for variant in self.variants if variant.name in built]
+        return default if default in there or not there else there[0]
+
     @property
-    def default(self) -> Variant:
-        """The variant that is chosen where a person has not."""
-        return next(variant for variant in self.variants if variant.default)
+    def usual(self) -> tuple[Variant, ...]:
+        """The variants that are built where none is named; the first of them is enough to begin with."""
+        return tuple(variant for variant in self.variants if not variant.on_demand)
 
 
 def parse(text: str) -> Catalog:
@@ -84,6 +93,8 @@ def parse(text: str) -> Catalog:
     for image in images:
         if images.count(image) > 1:
             raise CatalogError(f"image = {image!r} is used by two variants: each has a tag of its own")
+    if all(variant.on_demand for variant in variants):
+        raise CatalogError("on_demand is set by every variant: at least one is built without being named")
     return Catalog(base=base, variants=variants, folders=folders)
 
 
@@ -176,9 +187,6 @@ def _variant(name: str, table: dict[str, object]) -> Variant:
     architectures = _architectures(table.get("architectures", []), where)
     if bool(min_driver) != bool(architectures):
         raise CatalogError(f"{where}min_driver and {where}architectures go together: state both or neither")
-    default = table.get("default", False)
-    if not isinstance(default, bool):
-        raise CatalogError(f"{where}default = {default!r}: allowed is true or false")
     texts = {key: _text(table, key, where, required=False) for key in ("description", "torch", "cuda", "python")}
     return Variant(
         name=name,
@@ -187,9 +195,17 @@ def _variant(name: str, table: dict[str, object]) -> Variant:
         architectures=architectures,
         roles=_roles(table.get("roles", []), where),
         image=image,
-        default=default,
+        default=_flag(table, "default", where),
+        on_demand=_flag(table, "on_demand", where),
         **texts,
     )
+
+
+def _flag(table: dict[str, object], key: str, where: str) -> bool:
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise CatalogError(f"{where}{key} = {value!r}: allowed is true or false")
+    return value
 
 
 def _architectures(value: object, where: str) -> tuple[int, ...]:

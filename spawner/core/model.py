@@ -166,6 +166,7 @@ class Variant:
     roles: tuple[str, ...] = ()  # () means every role
     image: str = ""  # the reference that the build tags; a server runs by the image's id
     default: bool = False
+    on_demand: bool = False  # built only where it is named, and offered only where it is built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

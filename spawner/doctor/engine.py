@@ -144,7 +144,10 @@ def images(machine: Machine) -> Iterator[Finding]:
     with once("images") as client:
         found = {name: _inspect(client, reference) for name, reference in wanted.items()}
     layers = (found["base"] or {}).get("RootFS", {}).get("Layers") or []
+    dispensable = {variant.name for variant in listed.variants if variant.on_demand}
     for name, reference in wanted.items():
+        if found[name] is None and name in dispensable:
+            continue
         yield judge_image(name, reference, found[name], [] if name == "base" else layers)
 
 

@@ -34,7 +34,8 @@ CUDA = Variant(name="cuda", title="CUDA", min_driver="525.60.13", architectures=
 
 def test_the_repository_s_own_catalog_is_valid_and_its_folders_are_named():
     catalog = parse((ROOT / "images" / "catalog.toml").read_text(encoding="utf-8"))
-    assert catalog.default.name == "cpu"
+    assert catalog.default_of({"cpu", "cu126"}).name == "cu126"
+    assert catalog.usual[0].name == "cpu", "what `make run` builds needs no GPU"
     assert catalog.folder("cpu") == "images/cpu"
 
 
@@ -163,3 +164,20 @@ def test_a_newer_driver_never_hurts(parts, more):
     newer = f"{parts[0] + more + 1}"
     if runs_on(CUDA, driver, 80) is None:
         assert runs_on(CUDA, newer, 80) is None
+
+
+def test_a_variant_on_demand_is_not_built_by_itself_and_another_is():
+    text = TEXT.replace('title = "CUDA"', 'title = "CUDA"\non_demand = true')
+    catalog = parse(text)
+    assert [variant.name for variant in catalog.usual] == ["cpu"]
+    with pytest.raises(CatalogError, match="on_demand is set by every variant"):
+        parse(text.replace('title = "CPU"', 'title = "CPU"\non_demand = true'))
+    with pytest.raises(CatalogError, match=r"on_demand = 1: allowed is true or false"):
+        parse(TEXT.replace('title = "CPU"', 'title = "CPU"\non_demand = 1'))
+
+
+@pytest.mark.parametrize(
+    ("built", "chosen"), [({"cpu", "cuda"}, "cpu"), ({"cuda"}, "cuda"), ((), "cpu"), ({"gone"}, "cpu")]
+)
+def test_the_default_is_one_that_is_built_here(built: set[str], chosen: str):
+    assert parse(TEXT).default_of(built).name == chosen

@@ -1,46 +1,19 @@
-import io
-import tarfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from deploy import build_images
-from deploy.build_images import BuildError
+from deploy import build_images, buildkit, debian_base, image_recipe
+from deploy.buildkit import BuildError
 from spawner.core.catalog import Base
-
-
-def packed(context: dict[str, Path]) -> bytes:
-    archive = io.BytesIO()
-    build_images._pack(context, archive)
-    return archive.getvalue()
-
-
-def test_the_context_is_the_same_for_the_same_files_whoever_owns_them_and_whenever_they_were_made(tmp_path: Path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder in (one, other):
-        folder.mkdir()
-        (folder / "Dockerfile").write_text("FROM scratch\n")
-        (folder / "setup").write_text("#!/bin/sh\n")
-        (folder / "setup").chmod(0o755 if folder is one else 0o700)
-    names = ("setup", "Dockerfile")
-    assert packed({name: one / name for name in names}) == packed({name: other / name for name in reversed(names)})
-
-
-def test_programs_stay_programs_in_the_context(tmp_path: Path):
-    program = tmp_path / "setup"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    with tarfile.open(fileobj=io.BytesIO(packed({"setup": program}))) as tar:
-        (member,) = tar.getmembers()
-    assert (member.mode, member.uid, member.mtime) == (0o755, 0, 0)
 
 
 @pytest.mark.parametrize("change", ["content", "mode", "name", "text"])
 def test_whatever_changes_an_image_changes_the_hash_of_its_inputs(tmp_path: Path, change: str):
     file = tmp_path / "Dockerfile"
     file.write_text("FROM scratch\n")
-    before = build_images._hash([file], "base")
+    before = image_recipe.hashed([file], "base")
     text = "base"
     if change == "content":
         file.write_text("FROM other\n")
@@ -50,11 +23,11 @@ def test_whatever_changes_an_image_changes_the_hash_of_its_inputs(tmp_path: Path
         file = file.rename(tmp_path / "Containerfile")
     else:
         text = "another base"
-    assert build_images._hash([file], text) != before
+    assert image_recipe.hashed([file], text) != before
 
 
 def test_an_unknown_variant_is_answered_with_those_that_exist():
-    with pytest.raises(BuildError, match=r"nonsense is not a variant .* cpu, plain"):
+    with pytest.raises(BuildError, match=r"nonsense is not a variant .* cpu, cu126"):
         build_images.build("nonsense")
 
 
@@ -96,19 +69,18 @@ def test_the_base_comes_from_the_registry_only_where_that_answers(
     registry_image: str, answers: bool, below: str, network: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     client = MagicMock()
-    built: dict[str, object] = {}
-
-    def build(_client: object, _reference: str, _context: object, _labels: object, **options: object) -> str:
-        built.update(options)
-        return "sha256:base"
-
+    built: dict[str, Any] = {}
     monkeypatch.setattr(build_images, "_current", lambda *_: None)
     monkeypatch.setattr(build_images, "_registry_answers", lambda _: answers)
-    monkeypatch.setattr(build_images, "_import_debian", lambda *_: "imported")
-    monkeypatch.setattr(build_images, "_build", build)
+    monkeypatch.setattr(debian_base, "bring", lambda *_: "imported")
+    monkeypatch.setattr(buildkit, "build", lambda *_, **options: built.update(options))
+    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
+    client.images.get.return_value.id = "sha256:base"
+    client.images.list.return_value = []
     base = Base(image="gpucampus/base", suite="bookworm", registry_image=registry_image)
     assert build_images.build_base(client, base, tmp_path) == "sha256:base"
-    assert (built["base"], built["network"]) == (below, network)
+    assert (built["arguments"]["BASE_IMAGE"], built["network"]) == (below, network)
+    assert ("https_proxy" in built["arguments"]) is (network is None), "a build without a network needs no proxy"
     assert client.images.pull.called == (below == PINNED)
 
 
@@ -130,8 +102,8 @@ def test_the_base_s_packages_come_from_the_mirror_and_the_image_keeps_no_path_of
     monkeypatch.setenv("GPUCAMPUS_APT_MIRROR", mirror)
     monkeypatch.setenv("SSL_CERT_FILE", "/state/ca-bundle.pem")
     told: list[str] = []
-    monkeypatch.setattr(build_images, "tell", told.append)
-    build_images._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")
+    monkeypatch.setattr(debian_base, "tell", told.append)
+    debian_base._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")
     asked = (tmp_path / "mmdebstrap.asked").read_text().splitlines()
     assert [line.split()[1] for line in asked if line.startswith("deb ")] == [
         f"{mirror.rstrip('/') or 'http://deb.debian.org'}/{part}" for part in ("debian", "debian", "debian-security")
@@ -147,18 +119,4 @@ def test_a_mirror_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("GPUCAMPUS_APT_MIRROR", "http://apt.example.org")
     with pytest.raises(BuildError, match=r"(?s)from http://apt\.example\.org.*no such suite"):
-        build_images._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")
-
-
-def test_a_build_with_a_network_is_told_the_proxy_and_one_without_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
-    client = MagicMock()
-    client.api.build.return_value = []
-    client.images.list.return_value = []
-    told = []
-    for network in ("none", None):
-        build_images._build(client, "x", {}, {}, base="b", cache=tmp_path, network=network)
-        told.append(client.api.build.call_args.kwargs["buildargs"].get("https_proxy"))
-    assert told == [None, "http://proxy.example.org:3128"]
+        debian_base._mmdebstrap("bookworm", ("python3",), tmp_path / "base.tar")

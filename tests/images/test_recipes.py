@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.build_images import IMAGES, ROOT, read_catalog
+from deploy.image_recipe import IMAGES, LAYERS, ROOT, layers, lock_of, read_catalog
 from deploy.wheels import parse_lock
 
 VARIANTS = [variant.name for variant in read_catalog().variants]
@@ -17,10 +17,6 @@ VARIANTS = [variant.name for variant in read_catalog().variants]
 
 def versions(lock: Path) -> dict[str, str]:
     return {pin.name: pin.version for pin in parse_lock(lock.read_text())}
-
-
-def lock_of(variant: str) -> Path:
-    return ROOT / read_catalog().folder(variant) / "requirements.lock"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -33,6 +29,19 @@ def test_a_variant_has_the_pytorch_that_the_catalog_names(variant: str):
     chosen = read_catalog().get(variant)
     assert chosen is not None
     assert versions(lock_of(variant)).get("torch", "").partition("+")[0] == chosen.torch
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_package_of_a_lock_is_in_one_layer_and_what_pytorch_needs_is_below_jupyterlab(variant: str):
+    lock = lock_of(variant).read_text()
+    found = {layer: {pin.name for pin in pins} for layer, pins in layers(lock).items()}
+    assert tuple(found) == LAYERS
+    assert sorted(name for names in found.values() for name in names) == sorted(versions(lock_of(variant)))
+    assert {"jupyterlab", "jupyterhub", "nbgitpuller", "tqdm"} <= found["jupyter"]
+    assert found["libraries"] >= {"matplotlib"} | ({"scipy", "pandas"} if variant != "plain" else set())
+    assert ("torch" in found["torch"]) == (variant != "plain")
+    assert bool(found["nvidia"]) == variant.startswith("cu")
+    assert all(name.startswith(("nvidia-", "cuda-", "triton")) for name in found["nvidia"])
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith("cu")])
@@ -58,7 +67,7 @@ def lazy_package(tmp_path: Path) -> Path:
     assert spec.origin is not None
     package = tmp_path / "rfc3987_syntax"
     shutil.copytree(Path(spec.origin).parent, package)
-    shutil.copy(IMAGES / "jupyter/lazy_rfc3987.py", package / "__init__.py")
+    shutil.copy(IMAGES / "torch/lazy_rfc3987.py", package / "__init__.py")
     return tmp_path
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from deploy.build_images import read_catalog
+from deploy.image_recipe import read_catalog
 from tests.rig.waiting import wait_until_sync
 
 pytestmark = pytest.mark.images
 
 PERSON = "200000:200000"
-ALLOWED_MB = {"cpu": 1600, "plain": 850}
+ALLOWED_MB = {"cpu": 2000, "plain": 1000}  # on the disk; compressed, as a registry has it, about a third
 
 
-@pytest.fixture(scope="module", params=[variant.name for variant in read_catalog().variants])
+@pytest.fixture(scope="module", params=[variant.name for variant in read_catalog().usual])
 def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -58,9 +58,9 @@ def test_building_what_is_current_builds_nothing(engine: Any, image: Any, varian
 
 
 def test_nothing_of_the_build_is_left_on_the_engine(engine: Any, image: Any):
-    filters = {"label": "gpucampus.stage=build"}
-    assert engine.client.images.list(filters=filters) == []
-    assert "/context" not in "".join(str(step) for step in image.history())
+    entries = engine.client.api.df()["BuildCache"] or []
+    assert [entry for entry in entries if entry["Type"] == "source.local" and entry["Size"] > 1_000_000] == []
+    assert all(step["Size"] == 0 for step in image.history() if "COPY" in step["CreatedBy"])
 
 
 def test_the_image_is_no_larger_than_promised(image: Any, variant: str):
@@ -77,7 +77,9 @@ def test_nobody_but_root_can_change_the_environment(inside: Any):
 
 def test_no_caches_and_no_histories_are_in_the_image(inside: Any):
     found = inside(
-        "sh", "-c", "ls -A /var/lib/apt/lists /root/.cache /root/.bash_history /tmp/* /context 2>/dev/null || :"
+        "sh",
+        "-c",
+        "ls -A /var/lib/apt/lists /root/.cache /root/.bash_history /tmp/* /opt/.uv /layer /gpucampus-build 2>&- || :",
     )
     assert [line for line in found.splitlines() if line and not line.endswith(":")] == []
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from deploy.build_images import cache_folder, read_catalog
+from deploy.build_images import cache_folder
+from deploy.image_recipe import read_catalog
 from tests.rig.engine import PrivateEngine
 from tests.rig.waiting import wait_until_sync
 
@@ -57,7 +58,7 @@ class DemoHub:
             self.command("-m", "deploy.down", "stop")
             shutil.rmtree(self.state)
         self.state.mkdir(parents=True)
-        self.engine.build_variant(read_catalog().default.name)
+        self.engine.build_variant(read_catalog().usual[0].name)
 
     def start(self) -> None:
         """Run `deploy.up` until the hub answers through its proxy."""
