@@ -1,8 +1,11 @@
-"""Run the campaigns and write their figures into docs/explanation/reliability.md; GPUCAMPUS_ROUNDS is 200 by itself."""
+"""Run the campaigns and write their figures into docs/explanation/reliability.md: `python -m tests.reliability`.
+
+GPUCAMPUS_ROUNDS is 200 by itself. With options of pytest, such as `-k killed`, only those campaigns run, and only their
+rows are written anew.
+"""
 
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,16 +16,11 @@ CAMPAIGNS = Path(__file__).with_name("campaigns.py")
 
 
 def main() -> int:
-    """Run them; the page is written only when every one of them has passed."""
-    rounds = os.environ.setdefault("GPUCAMPUS_ROUNDS", "200")
-    status = pytest.main(["-m", "reliability", str(CAMPAIGNS), "-s", *sys.argv[1:]])
-    if status == pytest.ExitCode.OK and len(sys.argv) == 1:
-        processors = len(os.sched_getaffinity(0))
-        figures.write(
-            f"Measured on {datetime.now(UTC):%Y-%m-%d} with GPUCAMPUS_ROUNDS={rounds}, {processors} processors, "
-            "4 GPUs (of the tests), 6 users."
-        )
-    return int(status)
+    """Run them; a full run begins with an empty table."""
+    os.environ.setdefault("GPUCAMPUS_ROUNDS", "200")
+    if len(sys.argv) == 1:
+        figures.clear()
+    return int(pytest.main(["-m", "reliability", str(CAMPAIGNS), "-s", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":
