@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "images"
 RECIPE, TOOLS = IMAGES / "torch", IMAGES / "tools"
 LAYERS = ("nvidia", "torch", "libraries", "jupyter")  # from what changes least to what changes most
-SCRIPTS = ("finish_layer.py", "install-layer", "install_own.py", "lazy_rfc3987.py")
+SCRIPTS = ("finish_layer.py", "install-layer", "lazy_rfc3987.py")  # a change in one makes every layer anew
 _NVIDIA = re.compile(r"nvidia-(?!ml-py)|cuda-|triton$")
 _BLOCK = re.compile(r"^([A-Za-z0-9._-]+)==.*?(?=^[A-Za-z0-9]|\Z)", re.MULTILINE | re.DOTALL)
 _PARENT = re.compile(r"^ +#(?: via)? +(\S.*)$", re.MULTILINE)
@@ -96,7 +96,8 @@ def make_context(variant: Variant, wheels: Path, folder: Path) -> None:
             _link(wheel, place / wheel.name)
     own = folder / "own"
     shutil.copytree(TOOLS, own, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(RECIPE / "overrides.json", own)
+    for name in ("install_own.py", "overrides.json"):
+        shutil.copy(RECIPE / name, own)
     audit = own / "audit"
     audit.mkdir()
     shutil.copy(lock, audit)

@@ -4,12 +4,20 @@ The folder named on the command line holds `gpucampus_tools/` (a package for the
 `overrides.json` (JupyterLab's defaults), and `audit/`.
 """
 
+import json
 import os
 import py_compile
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+OF_ITSELF = Path("/etc/gpucampus/variant.json")
+ASK_TORCH = (
+    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch._C._cuda_getArchFlags()]))"
+)
 
 
 def copy(source: Path, target: Path, mode: int) -> None:
@@ -21,8 +29,18 @@ def copy(source: Path, target: Path, mode: int) -> None:
         place.chmod(mode)
 
 
+def check_torch(said: dict[str, object], version: str, cuda: str | None, flags: str | None) -> list[str]:
+    """Compare PyTorch itself with what the catalog says of the variant; return what differs.
+
+    The flags are the wheel's own list of what it holds machine code for, which needs no GPU to be read.
+    """
+    built = sorted(int(number) for number in re.findall(r"sm_(\d+)", flags or ""))
+    found = {"torch": version.partition("+")[0], "cuda": cuda or "", "architectures": built}
+    return [f"{key} = {said[key]!r}, and the wheel says {found[key]!r}" for key in found if said[key] != found[key]]
+
+
 def main() -> None:
-    """Copy all of it."""
+    """Copy all of it, and check that the variant is what the catalog says."""
     os.umask(0o022)
     layer, packages = Path(sys.argv[1]), Path(sysconfig.get_path("purelib"))
     copy(layer / "gpucampus_tools", packages / "gpucampus_tools", 0o644)
@@ -34,6 +52,11 @@ def main() -> None:
     settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(layer / "overrides.json", settings / "overrides.json")
+    said = json.loads(OF_ITSELF.read_text(encoding="utf-8"))
+    if said["torch"]:
+        asked = subprocess.run([sys.executable, "-I", "-c", ASK_TORCH], check=True, capture_output=True, text=True)
+        if wrong := check_torch(said, *json.loads(asked.stdout)):
+            sys.exit(f"images/catalog.toml does not fit the variant {said['variant']}: {'; '.join(wrong)}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the images are made of, read from their recipes: no engine is needed."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -95,3 +96,22 @@ print(rfc3987_syntax.is_valid_syntax_port("80"), rfc3987_syntax.is_valid_syntax_
     lazy, eager = printed(lazy_package, program), printed(tmp_path / "empty", program)
     assert lazy == eager
     assert {"True", "False"} <= set(lazy)
+
+
+SAID: dict[str, object] = {"variant": "cu126", "torch": "2.7.1", "cuda": "12.6", "architectures": [80, 90]}
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "flags", "wrong"),
+    [
+        pytest.param("2.7.1+cu126", "12.6", "sm_80 sm_90 compute_90", [], id="as-the-catalog-says"),
+        pytest.param("2.7.1+cpu", None, None, ["cuda", "architectures"], id="a-build-for-the-cpu"),
+        pytest.param("2.8.0", "12.8", "sm_80 sm_90", ["torch", "cuda"], id="another-version"),
+        pytest.param("2.7.1", "12.6", "sm_80", ["architectures"], id="code-for-fewer-gpus"),
+    ],
+)
+def test_the_build_compares_pytorch_itself_with_the_catalog(
+    version: str, cuda: str | None, flags: str | None, wrong: list[str]
+):
+    check = runpy.run_path(str(IMAGES / "torch/install_own.py"))["check_torch"]
+    assert [line.partition(" =")[0] for line in check(SAID, version, cuda, flags)] == wrong
