@@ -6,6 +6,7 @@ and the build itself needs no network. Run as a program: `python -m deploy.build
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -70,6 +71,7 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
         return made
     wheels.fetch(lock_of(variant), cache / "wheels")
     before = buildkit.cached(client)
+    _remove_old_contexts(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="context-") as folder:
         context = Path(folder)
         make_context(chosen, cache / "wheels", context)
@@ -184,6 +186,13 @@ def _proxies() -> dict[str, str]:
     """The proxy for a build that fetches packages; the engine knows these names, and keeps none in the image."""
     names = ("http_proxy", "https_proxy", "no_proxy")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def _remove_old_contexts(cache: Path) -> None:
+    """Remove what builds that were killed have left; another build may be at work, so only what is a day old."""
+    for folder in cache.glob("context-*"):
+        if time.time() - folder.stat().st_mtime > 86_400:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_leftovers(client: docker.DockerClient) -> None:

@@ -15,9 +15,11 @@ import sysconfig
 from pathlib import Path
 
 OF_ITSELF = Path("/etc/gpucampus/variant.json")
-ASK_TORCH = (
-    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch._C._cuda_getArchFlags()]))"
-)
+ASK_TORCH = """
+import json, torch
+flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)  # a build for the processor has no such function
+print(json.dumps([torch.__version__, torch.version.cuda, flags()]))
+"""
 
 
 def copy(source: Path, target: Path, mode: int) -> None:
@@ -54,7 +56,7 @@ def main() -> None:
     shutil.copyfile(layer / "overrides.json", settings / "overrides.json")
     said = json.loads(OF_ITSELF.read_text(encoding="utf-8"))
     if said["torch"]:
-        asked = subprocess.run([sys.executable, "-I", "-c", ASK_TORCH], check=True, capture_output=True, text=True)
+        asked = subprocess.run([sys.executable, "-I", "-c", ASK_TORCH], check=True, stdout=subprocess.PIPE, text=True)
         if wrong := check_torch(said, *json.loads(asked.stdout)):
             sys.exit(f"images/catalog.toml does not fit the variant {said['variant']}: {'; '.join(wrong)}.")
 
