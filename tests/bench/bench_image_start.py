@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any, cast
 
 import docker
 
@@ -66,6 +67,7 @@ def first_answer(client: docker.DockerClient, image: str) -> tuple[float, float,
         used = container.stats(stream=False, one_shot=True)
     finally:
         container.remove(force=True, v=True)
+    used = cast("dict[str, Any]", used)
     return took, used["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9, used["memory_stats"]["usage"] / 1e6
 
 
