@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from deploy.image_recipe import read_catalog
-from tests.rig.waiting import wait_until_sync
 
 pytestmark = pytest.mark.images
 
@@ -132,7 +131,8 @@ def test_git_and_nbstripout_are_there(inside: Any):
 
 def test_jupyterlab_answers_on_a_root_that_cannot_be_written(inside: Any):
     inside("sh", "-c", "jupyter lab --no-browser --port=8888 >/tmp/log 2>&1 &")
-    asked = "curl --silent --max-time 2 http://127.0.0.1:8888/api || :"
-    answer = wait_until_sync(lambda: inside("sh", "-c", asked), timeout=60, what="JupyterLab answers")
+    # one command that waits, since each that is started in a container is a chance for the engine to lose its output
+    patiently = ("--silent", "--retry", "60", "--retry-connrefused", "--retry-delay", "1", "--retry-max-time", "60")
+    answer = inside("curl", *patiently, "http://127.0.0.1:8888/api")
     assert "version" in json.loads(answer)
     assert "Read-only file system" not in inside("cat", "/tmp/log")
