@@ -5,10 +5,14 @@ with a time limit for each. docs/howto/doctor.md lists the checks.
 """
 
 import asyncio
+import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from spawner import nvml
+from spawner import campus, nvml
 from spawner import settings as settings_file
 from spawner.doctor.config import check_settings, traits
 from spawner.doctor.disks import check_disks, homes
@@ -20,7 +24,7 @@ from spawner.doctor.runner import Told, examine
 from spawner.doctor.web import certificate, clock, ports, provider
 from spawner.settings import GPUSettings, SettingsError
 
-__all__ = ["CHECKS", "Check", "Machine", "Told", "examine", "this_machine"]
+__all__ = ["CHECKS", "Check", "Machine", "Told", "as_the_hub", "examine", "this_machine"]
 
 _ENGINE = "systemctl restart docker"
 _NAS = "findmnt; umount -l of the NAS that does not answer, then mount it again"
@@ -63,3 +67,23 @@ def this_machine() -> Machine:
         trouble=trouble,
         settings_path=path,
     )
+
+
+@contextmanager
+def as_the_hub(machine: Machine) -> Iterator[None]:
+    """Let this process see the network as the hub does: by the proxy and with the certificates of the settings.
+
+    The certificates are joined in a folder that goes again, since a look writes nothing into the state.
+    """
+    if machine.settings is None:
+        yield
+        return
+    was, network = dict(os.environ), machine.settings.network
+    with tempfile.TemporaryDirectory(prefix="gpucampus-doctor-") as folder:
+        with suppress(campus.CampusError):  # which the check of the settings names
+            campus.apply(machine.settings.campus.values(), network.subnet, Path(folder))
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(was)
