@@ -22,6 +22,7 @@ from spawner.doctor.limits import check_limits
 from spawner.doctor.machine import Check, Later, Machine
 from spawner.doctor.runner import Told, examine
 from spawner.doctor.web import certificate, clock, ports, provider
+from spawner.doctor.websocket import websocket
 from spawner.settings import GPUSettings, SettingsError
 
 __all__ = ["CHECKS", "Check", "Machine", "Told", "as_the_hub", "examine", "this_machine"]
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="disk", look=check_disks, hangs=_NAS, limit_s=60),
     Check(name="time", look=clock, hangs=_NETWORK, needs_settings=False),
     Check(name="certificate", look=certificate, hangs=_NETWORK),
+    Check(name="websocket", look=websocket, hangs="systemctl status nginx; systemctl restart gpucampus-hub"),
     Check(name="identity provider", look=provider, hangs=_NETWORK),
     Check(name="ports", look=ports, hangs="ss -tlnp"),
 )
