@@ -20,9 +20,10 @@ from spawner.doctor.engine import ask_engine, bridge, check_engine, images, netw
 from spawner.doctor.gpus import driver, inventory, toolkit, variants
 from spawner.doctor.limits import check_limits
 from spawner.doctor.machine import Check, Later, Machine
+from spawner.doctor.memory import check_memory
 from spawner.doctor.runner import Told, examine
 from spawner.doctor.web import certificate, clock, ports, provider
-from spawner.doctor.websocket import websocket
+from spawner.doctor.websocket import check_websocket
 from spawner.settings import GPUSettings, SettingsError
 
 __all__ = ["CHECKS", "Check", "Machine", "Told", "as_the_hub", "examine", "this_machine"]
@@ -36,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="configuration", look=traits, hangs="look for what waits in the files of config_dir", limit_s=75),
     Check(name="engine", look=check_engine, hangs=_ENGINE, needs_settings=False),
     Check(name="limit", look=check_limits, hangs=_ENGINE, limit_s=60),
+    Check(name="memory", look=check_memory, hangs=_ENGINE),
     Check(name="bridge", look=bridge, hangs=_ENGINE),
     Check(name="network", look=network, hangs=_ENGINE, limit_s=60),
     Check(name="image", look=images, hangs=_ENGINE),
@@ -47,7 +49,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="disk", look=check_disks, hangs=_NAS, limit_s=60),
     Check(name="time", look=clock, hangs=_NETWORK, needs_settings=False),
     Check(name="certificate", look=certificate, hangs=_NETWORK),
-    Check(name="websocket", look=websocket, hangs="systemctl status nginx; systemctl restart gpucampus-hub"),
+    Check(name="websocket", look=check_websocket, hangs="systemctl status nginx; systemctl restart gpucampus-hub"),
     Check(name="identity provider", look=provider, hangs=_NETWORK),
     Check(name="ports", look=ports, hangs="ss -tlnp"),
 )

@@ -20,7 +20,7 @@ from spawner.doctor.machine import Machine, NotLookedAtError, fail, ok, warn
 from spawner.findings import Finding
 from spawner.websocket_check import LOST, PATH
 
-__all__ = ["Answer", "judge_websocket", "knock", "websocket"]
+__all__ = ["Answer", "check_websocket", "judge_websocket", "knock"]
 
 CHECK = "websocket"
 LIMIT_S = 8
@@ -43,7 +43,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def websocket(machine: Machine) -> Iterator[Finding]:
+def check_websocket(machine: Machine) -> Iterator[Finding]:
     """Say whether a WebSocket comes through."""
     hub = machine.set.hub
     url = urlsplit(hub.public_url)

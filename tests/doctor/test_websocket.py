@@ -16,7 +16,7 @@ from tornado.web import Application
 from tornado.websocket import WebSocketHandler
 
 from spawner.doctor.machine import NotLookedAtError
-from spawner.doctor.websocket import Answer, judge_websocket, knock, websocket
+from spawner.doctor.websocket import Answer, check_websocket, judge_websocket, knock
 from spawner.findings import Finding, Status
 from spawner.websocket_check import LOST, PATH, WebSocketCheck
 from tests.doctor.trees import machine_of, settings_of
@@ -94,7 +94,7 @@ def answers(port: int) -> bool:
 
 def looked(tmp_path: Path, hub: int, public: int, scheme: str = "http") -> Finding:
     settings = settings_of(tmp_path, hub={"public_url": f"{scheme}://localhost:{public}", "proxy_port": hub})
-    (finding,) = websocket(machine_of(tmp_path, settings=settings))
+    (finding,) = check_websocket(machine_of(tmp_path, settings=settings))
     return finding
 
 
