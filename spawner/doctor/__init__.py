@@ -21,6 +21,8 @@ from spawner.doctor.gpus import driver, inventory, toolkit, variants
 from spawner.doctor.limits import check_limits
 from spawner.doctor.machine import Check, Later, Machine
 from spawner.doctor.memory import check_memory
+from spawner.doctor.recipes import LIMIT_S as RECIPES_S
+from spawner.doctor.recipes import check_recipes
 from spawner.doctor.runner import Told, examine
 from spawner.doctor.web import certificate, clock, ports, provider
 from spawner.doctor.websocket import check_websocket
@@ -41,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="bridge", look=bridge, hangs=_ENGINE),
     Check(name="network", look=network, hangs=_ENGINE, limit_s=60),
     Check(name="image", look=images, hangs=_ENGINE),
+    Check(name="recipe", look=check_recipes, hangs=_ENGINE, limit_s=RECIPES_S + 10),
     Check(name="GPUs", look=inventory, hangs="nvidia-smi; dmesg | grep -i xid", needs_settings=False),
     Check(name="driver", look=driver, hangs="dmesg | grep -i nvidia", needs_settings=False),
     Check(name="variant", look=variants, hangs="nvidia-smi; dmesg | grep -i xid"),
