@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from spawner.audit import Observer, Unobserved
@@ -28,6 +29,7 @@ __all__ = ["Arbiter", "Refused"]
 
 LOG = logging.getLogger(__name__)
 TICK_S = 5.0
+KNOWN_STEP_S = 0.5
 RETIRE_LIMIT_S = 30.0  # so long a new start waits for what is left of the server's earlier life
 _RUNS = frozenset({"running", "paused", "restarting"})
 
@@ -183,6 +185,24 @@ class Arbiter:
                 waiting.append(self.endings.abandon(lease.id))
         if waiting:
             await asyncio.wait(waiting, timeout=RETIRE_LIMIT_S)
+
+    def stop_when_known(self, user: str, server: str) -> None:
+        """End what a server turns out to have once the engine says so: it was stopped while nobody knew its container.
+
+        What is granted later is another start's, and stays.
+        """
+        chore = partial(self._stop_unknown, user, server, self.clock())
+        self.endings.chores.begin(("unknown", user, server), chore)
+
+    async def _stop_unknown(self, user: str, server: str, stopped: datetime) -> None:
+        while not self.engine.cache.fresh:  # noqa: ASYNC110 - the cache has no event for it
+            await asyncio.sleep(KNOWN_STEP_S)
+        for lease in self.ledger().leases:
+            if (lease.hub, lease.user, lease.server, lease.kind) != (self.hub, user, server, "server"):
+                continue
+            if lease.granted <= stopped and lease.id not in self._reserved:
+                LOG.warning("lease=%s of user=%s was stopped before it was known, and is ended now", lease.id, user)
+                self.endings.end(lease.id, EndCode.STOPPED)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

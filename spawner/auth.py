@@ -16,6 +16,7 @@ from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError
 from traitlets import Unicode, default
 
+from spawner import websocket_check
 from spawner.audit import AuditLog
 from spawner.core.model import Code
 from spawner.core.names import check_name
@@ -49,6 +50,11 @@ class CampusAuthenticator(GenericOAuthenticator):
     @default("http_client")
     def _campus_http_client(self) -> "CampusHTTPClient":
         return CampusHTTPClient(validate_cert=self.validate_server_cert)
+
+    def get_handlers(self, app: object) -> list[tuple[str, type]]:
+        """Give the sign-in's pages and the address that tries WebSockets: JupyterHub asks nobody else for handlers."""
+        handlers: list[tuple[str, type]] = super().get_handlers(app)
+        return [*handlers, (websocket_check.PATH, websocket_check.WebSocketCheck)]
 
     async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
         """Refuse names that the rule does not allow, in words, then ask the parent about groups."""

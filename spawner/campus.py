@@ -16,6 +16,7 @@ __all__ = [
     "Campus",
     "CampusError",
     "apply",
+    "authority",
     "ensure_bundle",
     "inside",
     "proxies",
@@ -95,8 +96,8 @@ def apply(campus: Campus, subnet: IPv4Network, state: Path) -> None:
     os.environ.update(variables(campus, os.environ, subnet, bundle))
 
 
-def ensure_bundle(ca_file: Path, state: Path, system: Iterable[Path] = SYSTEM_BUNDLES) -> Path:
-    """Write the system's certificates and the campus's own into one file that everybody may read; return its path."""
+def authority(ca_file: Path) -> str:
+    """Read the campus's own certificates; CampusError where they are none."""
     try:
         own = ca_file.read_text(encoding="utf-8")
         ssl.create_default_context(cafile=str(ca_file))
@@ -106,6 +107,12 @@ def ensure_bundle(ca_file: Path, state: Path, system: Iterable[Path] = SYSTEM_BU
         ) from error
     except UnicodeDecodeError as error:
         raise CampusError(f"campus.ca_file = {ca_file}: allowed is a file of certificates in PEM form") from error
+    return own
+
+
+def ensure_bundle(ca_file: Path, state: Path, system: Iterable[Path] = SYSTEM_BUNDLES) -> Path:
+    """Write the system's certificates and the campus's own into one file that everybody may read; return its path."""
+    own = authority(ca_file)
     known = next((path.read_text(encoding="utf-8") for path in system if path.exists()), "")
     text, bundle = f"{known.rstrip()}\n{own.rstrip()}\n".lstrip(), state / BUNDLE
     if not bundle.exists() or bundle.read_text(encoding="utf-8") != text:

@@ -7,7 +7,8 @@ laid over the parent's arguments last, so that neither an image nor a loose trai
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from dockerspawner import DockerSpawner
@@ -43,6 +44,9 @@ _ANSWERED = frozenset(range(200, 500))  # any answer of the server itself; 5xx m
 
 class GPUDockerSpawner(DockerSpawner):
     """A server in a container that holds exactly the GPUs of its lease."""
+
+    _check_pending: bool  # the parent's, which has no types
+    _spawn_future: Any
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -197,6 +201,8 @@ class GPUDockerSpawner(DockerSpawner):
         stopped, and its person can start again.
         """
         if not self.object_id:
+            if self._restored:
+                (await runtime.get()).arbiter.stop_when_known(self.user.name, self.name)
             return
         try:
             await super().stop(now=now)
@@ -287,7 +293,8 @@ class GPUDockerSpawner(DockerSpawner):
 
     async def poll(self) -> int | str | None:
         """Whether the server runs: None, also when the engine cannot tell, else a sentence that says why it ended."""
-        shared = await runtime.get()
+        with self._stoppable():
+            shared = await runtime.get()
         if not self.lease_id and self._restored:
             self._adopt(shared)
         if not self.lease_id:
@@ -306,27 +313,55 @@ class GPUDockerSpawner(DockerSpawner):
         """After a hub restart: where the server is, once it answers.
 
         The hub would stop a server that does not answer in its time. It is kept instead: this waits, the hub goes on
-        without it, and its lease stays until its container ends. Meanwhile it counts as running and not as being
-        checked, since the hub answers a Stop of the latter with an error.
+        without it, and its lease stays until its container ends.
         """
-        shared = await runtime.get()
+        with self._stoppable():
+            shared = await runtime.get()
         warned = False
         while not self._left:
-            address = await self._address(shared)
-            self._check_pending = not address
-            known = await self.poll() is not None or bool(address and await self._answers(address))
+            with self._stoppable():
+                address = await self._address(shared)
+                known = await self.poll() is not None or bool(address and await self._answers(address))
             if known and not self._left:
-                self._check_pending = True  # the hub goes on with its check
                 return f"{address}{self.server.base_url}" if address else str(self.server.url)
             if not warned:
                 self.log.warning(
                     "%s runs but does not answer at %s: it is kept", self._log_name, address or "any address"
                 )
                 warned = True
-            await asyncio.sleep(CHECK_STEP_S)
+            with self._stoppable():
+                await asyncio.sleep(CHECK_STEP_S)
         # the hub cannot give its check up, and would end it with a stop of what has this name by now
         while True:  # noqa: ASYNC110 - nothing is waited for
             await asyncio.sleep(FOR_EVER_S)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Let a Stop through while the hub's check of a server waits; the hub answers it with an error otherwise.
+
+        A server with an address counts as running meanwhile. One without has none to be routed to, so it stays under
+        check, until the hub gives up what it takes for the start that is being checked.
+        """
+        if not (self._restored and self._check_pending) or self._spawn_future is not None:
+            yield
+            return
+        addressed = bool(self.server and self.server.ip and self.server.port)
+        self._check_pending = not addressed
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        given_up.add_done_callback(self._no_longer_checked)
+        self._spawn_future = None if addressed else given_up
+        try:
+            yield
+        finally:
+            if self._spawn_future is given_up:
+                self._spawn_future = None
+            if not given_up.cancelled() and not self._left:
+                self._check_pending = True  # the hub goes on with its check
+
+    def _no_longer_checked(self, given_up: "asyncio.Future[None]") -> None:
+        if self._spawn_future is given_up:
+            self._spawn_future = None
+            self._check_pending = False
 
     @property
     def _left(self) -> bool:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from spawner.campus import Campus
 from spawner.core.entitlements import Role
-from spawner.core.limits import ContainerDefaults
+from spawner.core.limits import MIN_MEMORY_BYTES, ContainerDefaults
 from spawner.core.model import Entitlement, Mode, PlacementRules
 
 __all__ = ["Settings", "SettingsError", "load", "locate"]
@@ -42,6 +42,13 @@ def _size(value: object) -> int:
     if not 0 < number <= 1 << 50:
         raise ValueError('allowed is a size above 0, such as "512M" or "4G"')
     return number
+
+
+def _startable(value: int) -> int:
+    """Memory that a server starts with; with less, each start would be refused and nobody would know why."""
+    if value < MIN_MEMORY_BYTES:
+        raise ValueError(f'allowed is "{MIN_MEMORY_BYTES >> 20}M" or more, since no server starts with less')
+    return value
 
 
 def _duration(value: object) -> int:
@@ -90,6 +97,7 @@ def _absolute(value: Path) -> Path:
 
 
 Size = Annotated[int, BeforeValidator(_size)]
+ServerMemory = Annotated[Size, AfterValidator(_startable)]
 Duration = Annotated[int, BeforeValidator(_duration)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
@@ -189,8 +197,8 @@ class RoleSettings(_Section):
     groups: Annotated[tuple[str, ...], Field(min_length=1)]
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     modes: tuple[Mode, ...] = (Mode.NONE,)
-    memory: Size  # no default: a container without a memory limit of somebody's choice must not exist
-    default_memory: Size
+    memory: ServerMemory  # no default: a container without a memory limit of somebody's choice must not exist
+    default_memory: ServerMemory
     cpus: Annotated[float, Field(gt=0, le=1024)] = 2.0
     max_runtime: Duration = 8 * 3600
     idle: Duration = 3600

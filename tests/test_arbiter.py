@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from spawner.core.model import Code
 from spawner.docker_api import Engine
 from spawner.state_cache import StateCache
 from tests.core.strategies import claim, gpu, lease, node
+from tests.rig.waiting import wait_until
 
 GPUS = tuple(gpu(number) for number in range(4))
 
@@ -127,3 +129,29 @@ def test_a_death_of_a_container_nobody_knows_makes_no_lease(arbiter):
     """The engine may tell of a death after the removal."""
     assert arbiter.engine.cache.apply(told("die", to_labels(lease(1, "GPU-00000001")), 5)) is None
     assert arbiter.ledger().leases == ()
+
+
+async def test_a_server_that_was_stopped_while_nobody_knew_its_container_is_ended_once_it_is_known(
+    arbiter, monkeypatch
+):
+    ended: list[str] = []
+    monkeypatch.setattr("spawner.arbiter.KNOWN_STEP_S", 0.01)
+    monkeypatch.setattr(arbiter.endings, "end", lambda lease_id, _why: ended.append(lease_id))
+    cache = arbiter.engine.cache
+    cache.fresh = False
+    ours = replace(lease(1, "GPU-00000001"), hub="campus", user="ann", server="", granted=datetime.now(UTC))
+    arbiter.stop_when_known("ann", "")
+    assert await still(arbiter, ended) == [], "the lease is kept while the engine does not answer"
+    others = replace(ours, id="lease-2", user="bob", gpus=("GPU-00000002",))
+    later = replace(ours, id="lease-3", gpus=("GPU-00000003",), granted=datetime.now(UTC) + timedelta(minutes=1))
+    for number, one in enumerate((ours, others, later)):
+        cache.put(Container(id=str(number), name="n", state="running", labels=to_labels(one)))
+    cache.fresh = True
+    await wait_until(lambda: not arbiter.endings.chores, 5, "what was stopped is ended")
+    assert ended == [ours.id], "nobody else's, and not what was started since"
+
+
+async def still(arbiter, ended: list[str]) -> list[str]:
+    """What has been ended after some of the looks."""
+    await asyncio.wait(tuple(arbiter.endings.chores._tasks.values()), timeout=0.05)
+    return ended

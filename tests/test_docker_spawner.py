@@ -187,3 +187,65 @@ async def test_after_a_restart_a_server_that_answers_late_goes_on_with_the_hubs_
     found.answers.append("itself")
     assert await checking == "http://172.30.0.9:8888/user/ann/"
     assert found.pending == "check"
+
+
+async def press_stop(spawner) -> None:
+    """What JupyterHub does with a Stop, up to where it would answer 500."""
+    if spawner.pending and spawner._spawn_future:
+        spawner._spawn_future.cancel()
+        await asyncio.sleep(0)
+    if spawner.pending:
+        raise RuntimeError(f"pending {spawner.pending}")
+    spawner._stop_pending = True
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["address-known", "killed-in-its-start"])
+async def test_a_stop_in_the_hubs_first_seconds_is_taken_while_the_engine_hangs(found, monkeypatch, known):
+    if not known:
+        monkeypatch.setattr(GPUDockerSpawner, "server", SimpleNamespace(ip="", port=8888, base_url="/user/ann/"))
+    hangs = asyncio.Event()
+
+    async def shared():
+        await hangs.wait()
+        return SimpleNamespace()
+
+    monkeypatch.setattr(runtime, "get", shared)
+    checking = asyncio.create_task(found.get_url())
+    await wait_until(lambda: bool(found._spawn_future) or not found.pending, 5, "the check waits for the runtime")
+    assert bool(found.pending) is not known, "without an address nobody is led to it"
+    await press_stop(found)
+    found.clear_state()
+    hangs.set()
+    await asyncio.wait({checking}, timeout=0.1)
+    assert not checking.done(), "at its end the check would stop what has the same name"
+    assert (found._check_pending, found._spawn_future) == (False, None)
+    checking.cancel()
+
+
+async def test_a_stop_of_a_server_whose_container_nobody_knows_is_remembered(found, monkeypatch):
+    asked: list[tuple[str, str]] = []
+    arbiter = SimpleNamespace(stop_when_known=lambda *names: asked.append(names))
+
+    async def shared():
+        return SimpleNamespace(arbiter=arbiter)
+
+    monkeypatch.setattr(runtime, "get", shared)
+    found.load_state({})
+    await found.stop()
+    assert asked == [("ann", "")]
+    found.clear_state()
+    await found.stop()
+    assert asked == [("ann", "")], "a server that was never found at a hub's start has nothing to be remembered"
+
+
+async def test_a_check_that_nobody_stops_goes_on_as_a_check(found, monkeypatch):
+    monkeypatch.setattr(GPUDockerSpawner, "server", SimpleNamespace(ip="", port=8888, base_url="/user/ann/"))
+    steps: list[str] = ["", "http://172.30.0.9:8888"]
+
+    async def address(_spawner, _shared):
+        return steps.pop(0)
+
+    monkeypatch.setattr(GPUDockerSpawner, "_address", address)
+    found.answers.append("itself")
+    assert await found.get_url() == "http://172.30.0.9:8888/user/ann/"
+    assert (found.pending, found._spawn_future) == ("check", None)

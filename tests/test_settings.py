@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from spawner import settings as module
-from spawner.core.model import GIB, Mode
+from spawner.core.limits import limits_for
+from spawner.core.model import GIB, Limits, Mode
 from spawner.settings import RoleSettings, Settings, SettingsError, load, locate
 
 EXAMPLE = module.ROOT / "deploy" / "settings.example.toml"
@@ -87,6 +88,13 @@ def test_example_explains_every_key_above_it():
         before = line
 
 
+def test_a_role_of_the_least_memory_can_start(tmp_path):
+    text = LEAST.replace('"8G"', '"256M"').replace('"4G"', '"256M"')
+    settings = load(write(tmp_path, text))
+    (student,) = settings.entitlement_roles()
+    assert isinstance(limits_for(student.entitlement, None, settings.container_defaults()), Limits)
+
+
 def test_example_shows_the_defaults(tmp_path):
     shown, least = load(EXAMPLE), load(write(tmp_path, LEAST))
     for name in ("state", "catalog", "hub", "network", "campus", "homes", "gpus", "containers", "config_dir"):
@@ -123,6 +131,16 @@ def test_example_shows_the_defaults(tmp_path):
             "[roles.ta]\ngroups = ['x']\nmemory = '1G'\ndefault_memory = '2G'",
             ["roles.ta:", "default_memory"],
             id="default-above-most",
+        ),
+        pytest.param(
+            "[roles.ta]\ngroups = ['x']\nmemory = '1G'\ndefault_memory = '255M'",
+            ["roles.ta.default_memory = '255M'", 'allowed is "256M" or more', "no server starts with less"],
+            id="default-that-no-server-starts-with",
+        ),
+        pytest.param(
+            "[roles.ta]\ngroups = ['x']\nmemory = 268435455\ndefault_memory = '256M'",
+            ["roles.ta.memory = 268435455", 'allowed is "256M" or more'],
+            id="most-that-no-server-starts-with",
         ),
         pytest.param(
             "[campus]\nhttp_proxy = 'proxy:3128'",

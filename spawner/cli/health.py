@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from spawner.cli.show import AsJSON, app, end, print_json, print_table
-from spawner.doctor import CHECKS, examine, this_machine
+from spawner.doctor import CHECKS, as_the_hub, examine, this_machine
 from spawner.findings import Finding, Status
 
 __all__ = ["doctor"]
@@ -20,11 +20,12 @@ def doctor(*, as_json: AsJSON = False) -> None:
     Works while the hub is down or the settings are wrong. Ends with 1 where something fails; warnings alone are 0.
     """
     machine = this_machine()
-    if as_json or not sys.stderr.isatty():
-        found = examine(machine, CHECKS)
-    else:
-        with Console(stderr=True).status("looking") as line:
-            found = examine(machine, CHECKS, lambda left: line.update(_waits(left)))
+    with as_the_hub(machine):
+        if as_json or not sys.stderr.isatty():
+            found = examine(machine, CHECKS)
+        else:
+            with Console(stderr=True).status("looking") as line:
+                found = examine(machine, CHECKS, lambda left: line.update(_waits(left)))
     simulated = bool(machine.settings and machine.settings.gpus.simulated)
     failed = [f"{finding.check}: {finding.text}" for finding in found if finding.status is Status.FAIL]
     if as_json:

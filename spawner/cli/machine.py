@@ -1,4 +1,7 @@
-"""What the command line knows of the machine: settings, engine, GPUs, records, and the hub if it is up."""
+"""What the command line knows of the machine: settings, engine, GPUs, records, and the hub if it is up.
+
+What takes long to import is imported where it is used, so that a command waits for its own parts only.
+"""
 
 import asyncio
 import os
@@ -9,19 +12,20 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spawner import docker_api, nvml
 from spawner import settings as settings_file
-from spawner.audit import AuditLog
 from spawner.cli.show import fail
 from spawner.core import ledger
-from spawner.core.exits import EndCode
 from spawner.core.ledger import LABEL, Container
 from spawner.core.model import Lease, Node
 from spawner.core.readings import Reading
 from spawner.hub_api import HubAPI, HubServer, HubUnknown
-from spawner.records import TROUBLE, Cordon, Records, RecordsError
 from spawner.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from spawner.audit import AuditLog
+    from spawner.records import Cordon, Records
 
 __all__ = [
     "Engine",
@@ -82,6 +86,8 @@ def load(*, as_json: bool) -> Settings:
 
 def inventory(settings: Settings) -> tuple[Node, list[str], Mapping[str, Reading]]:
     """The GPUs, what is a finding about them, and what was read of each, by UUID; no GPU may be as it should be."""
+    from spawner import nvml
+
     name = socket.gethostname()
     answer = asyncio.run(nvml.ask(settings.gpus, name))
     if isinstance(answer, nvml.InventoryFailure):
@@ -93,6 +99,8 @@ def inventory(settings: Settings) -> tuple[Node, list[str], Mapping[str, Reading
 
 def ask_engine() -> Engine:
     """List the containers with leases."""
+    from spawner import docker_api
+
     try:
         containers = tuple(docker_api.list_containers_once())
     except (docker_api.EngineUnknown, docker_api.EngineRefuses) as error:
@@ -118,8 +126,10 @@ def ask_hub(settings: Settings) -> Hub:
 
 
 @contextmanager
-def records(settings: Settings, *, as_json: bool) -> Iterator[Records]:
+def records(settings: Settings, *, as_json: bool) -> Iterator["Records"]:
     """Open the records; whatever goes wrong with them meanwhile is one finding."""
+    from spawner.records import TROUBLE, Records, RecordsError
+
     try:
         with closing(Records.open(_url(settings))) as opened:
             yield opened
@@ -129,10 +139,12 @@ def records(settings: Settings, *, as_json: bool) -> Iterator[Records]:
         fail(f"the records cannot be used: {str(error).splitlines()[0]}", as_json=as_json)
 
 
-def cordons(settings: Settings) -> tuple[tuple[Cordon, ...], list[str]]:
+def cordons(settings: Settings) -> tuple[tuple["Cordon", ...], list[str]]:
     """What is closed, or why nobody knows. Looking makes no database."""
     if not _path(settings).exists():
         return (), []
+    from spawner.records import TROUBLE, Records, RecordsError
+
     try:
         with closing(Records.open(_url(settings))) as opened:
             return opened.cordons(), []
@@ -144,6 +156,9 @@ def note_end(settings: Settings, lease_id: str) -> str:
     """Close a line of the history while there is no hub that would; says why that could not be."""
     if not _path(settings).exists():
         return ""
+    from spawner.core.exits import EndCode
+    from spawner.records import TROUBLE, Records, RecordsError
+
     try:
         with closing(Records.open(_url(settings))) as opened:
             opened.lease_ended(lease_id, EndCode.STOPPED.value, datetime.now(UTC))
@@ -160,8 +175,10 @@ def _url(settings: Settings) -> str:
     return f"sqlite:///{_path(settings)}"
 
 
-def audit_log(settings: Settings) -> AuditLog:
+def audit_log(settings: Settings) -> "AuditLog":
     """The file that the hub writes to as well."""
+    from spawner.audit import AuditLog
+
     return AuditLog(settings.state / "log" / "audit.jsonl")
 
 

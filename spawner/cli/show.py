@@ -5,14 +5,17 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from spawner.cli.lazy import LazyGroup
 from spawner.core.names import printable
-from spawner.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spawner.settings import Settings
 
 __all__ = [
     "AsJSON",
@@ -30,7 +33,13 @@ __all__ = [
     "quoted",
 ]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before servers are stopped.")]
@@ -43,15 +52,19 @@ def _root() -> None:
     """Look after a gpucampus machine: who holds which GPU, what may be given out, and whether all is well."""
 
 
-def console() -> Console:
+def console() -> "Console":
     """Give a console of the terminal's width, or of one that cuts nothing."""
+    from rich.console import Console
+
     # no markup: labels of containers are not ours to trust, and rich would read [brackets] in them
     found = Console(markup=False, highlight=False)
     return found if found.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
 
 
-def print_table(settings: Settings | None, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(settings: "Settings | None", title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows whose cells may come from anybody."""
+    from rich.table import Table
+
     simulated = settings is not None and settings.gpus.simulated
     table = Table(title=f"{title} (simulated GPUs)" if simulated else title, title_justify="left")
     for column in columns:

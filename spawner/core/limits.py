@@ -6,9 +6,9 @@ the same container, so neither is ever larger than its memory (a program would b
 
 from dataclasses import dataclass
 
-from spawner.core.model import Code, Entitlement, Limits, Refusal
+from spawner.core.model import Code, Entitlement, Limits, PlacementRules, Refusal
 
-__all__ = ["MIN_MEMORY_BYTES", "ContainerDefaults", "limits_for"]
+__all__ = ["MIN_MEMORY_BYTES", "ContainerDefaults", "limits_for", "memory_to_promise"]
 
 MIN_MEMORY_BYTES = 256 << 20  # JupyterLab and one kernel do not start with less
 
@@ -22,6 +22,11 @@ class ContainerDefaults:
     tmp_bytes: int
     tmp_inodes: int
     nofile: int
+
+
+def memory_to_promise(machine_bytes: int, rules: PlacementRules) -> int:
+    """Give what the servers of a machine may be promised together, by the operator's rules."""
+    return max(0, int(machine_bytes * rules.memory_overcommit) - rules.memory_reserve_bytes)
 
 
 def limits_for(entitlement: Entitlement, memory_bytes: int | None, defaults: ContainerDefaults) -> Limits | Refusal:

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from spawner.core.ledger import Orphan
+from spawner.core.limits import memory_to_promise
 from spawner.core.model import GPU, Lease, MIGInstance, Mode, Node, PlacementRules
 from spawner.core.nvlink import Links, links_among
 
@@ -230,7 +231,7 @@ def _state(
     frame: Frame, leases: tuple[Lease, ...], extra: tuple[int, int], withheld: frozenset[str], rules: PlacementRules
 ) -> NodeState:
     node = frame.node
-    memory_most = max(0, int(node.memory_bytes * rules.memory_overcommit) - rules.memory_reserve_bytes)
+    memory_most = memory_to_promise(node.memory_bytes, rules)
     cpus_most = nano(node.cpus * rules.cpu_overcommit)
     shares = Counter(uuid for lease in leases if lease.mode is Mode.SHARED for uuid in lease.gpus)
     owned = withheld.union(*(lease.gpus for lease in leases if lease.mode is not Mode.SHARED))

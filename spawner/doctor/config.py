@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from spawner.campus import CampusError, authority
 from spawner.doctor.engine import read_catalog
 from spawner.doctor.machine import Machine, NotLookedAtError, fail, ok, warn
 from spawner.findings import Finding
@@ -38,6 +39,15 @@ def check_settings(machine: Machine) -> Iterator[Finding]:
             )
         else:
             yield ok("settings catalog", f"{len(listed.variants)} variants")
+    if ca_file := machine.settings.campus.ca_file:
+        try:
+            authority(ca_file)
+        except CampusError as error:
+            yield fail(
+                "settings campus", f"{error}; the hub does not start", f"openssl x509 -noout -subject -in {ca_file}"
+            )
+        else:
+            yield ok("settings campus", f"{ca_file} holds certificates")
     secrets = state / "secrets"
     if secrets.is_dir() and secrets.stat().st_mode & 0o077:
         yield fail("settings secrets", f"{secrets} can be read by others than its owner", f"chmod -R go-rwx {secrets}")

@@ -162,7 +162,7 @@ def toolkit(machine: Machine) -> Iterator[Finding]:
     else:
         name = _HOOK if hook else "nvidia-ctk"
         yield ok("toolkit", f"{name} is installed" + (f", servers get GPUs by {injection}" if real else ""))
-    yield _envvar(machine, injection)
+    yield from _envvar(machine, injection)
     yield _cdi(machine, injection)
     if real:
         yield _links(machine, injection)
@@ -172,23 +172,28 @@ def _program(machine: Machine, name: str) -> Path | None:
     return next((path for folder in _PROGRAMS if (path := machine.path(folder) / name).exists()), None)
 
 
-def _envvar(machine: Machine, injection: str) -> Finding:
-    """By the toolkit's default, a container's environment alone asks for GPUs wherever NVIDIA's runtime handles it."""
+def _envvar(machine: Machine, injection: str) -> Iterator[Finding]:
+    """By the toolkit's default, a container's environment alone asks for GPUs wherever NVIDIA's runtime handles it.
+
+    Closed is right however GPUs are handed out. That the engine hands a `--gpus` request to the hook by the
+    environment, too, is a finding of its own; it cannot be tried without a GPU.
+    """
     check, text = "toolkit environment", machine.read(_CONFIG)
     try:
         value = tomllib.loads(text).get(_ENVVAR, True)
     except tomllib.TOMLDecodeError as error:
-        return fail(check, f"{_CONFIG} cannot be read: {error}", f"nvidia-ctk config --output={_CONFIG}")
-    if value is False and injection == "nvidia":
-        seen = f'{_ENVVAR} = false may keep the toolkit from what the engine asks for with gpus.injection = "nvidia"'
-        return warn(
-            check, seen, 'gpus.injection = "cdi" with Docker 26.1 or newer, or start a server with a GPU to see'
-        )
+        yield fail(check, f"{_CONFIG} cannot be read: {error}", f"nvidia-ctk config --output={_CONFIG}")
+        return
     if value is False:
-        return ok(check, f"{_ENVVAR} = false")
+        yield ok(check, f"{_ENVVAR} = false")
+        if injection == "nvidia":
+            seen = f'{_ENVVAR} = false may keep the hook from what the engine asks for with gpus.injection = "nvidia"'
+            remedy = 'gpus.injection = "cdi" with Docker 26.1 or newer, or start a server with a GPU to see'
+            yield warn("toolkit requests", seen, remedy)
+        return
     way = f"nvidia-ctk config --in-place --set {_ENVVAR}=false && systemctl restart docker"
     seen = f"{_ENVVAR} is not false: a container that is not ours gets GPUs by its environment alone"
-    return warn(check, seen, way if injection != "nvidia" else f'gpus.injection = "cdi", then {way}')
+    yield warn(check, seen, way if injection != "nvidia" else f'gpus.injection = "cdi", then {way}')
 
 
 def _cdi(machine: Machine, injection: str) -> Finding:

@@ -153,7 +153,7 @@ def _presented(host: str, port: int) -> Mapping[str, Any]:
 def _chain_remedy(message: str) -> str:
     if "expired" in message:
         return "renew it (certbot renew), then systemctl reload nginx"
-    return "let nginx send the whole chain (fullchain.pem); for a CA of your own, trust it on this machine"
+    return "let nginx send the whole chain (fullchain.pem); an authority of your campus belongs into campus.ca_file"
 
 
 def _wildcard(host: str) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ MOST_MANIFEST_BYTES = 8 << 20
 _PIECE = 1 << 20
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,99}"
 _NAMES = re.compile(
-    rf"settings\.toml|catalog\.toml|client_secret|(hub|records)\.sqlite|secrets/{_WORD}"
+    rf"settings\.toml|catalog\.toml|client_secret|campus_ca|(hub|records)\.sqlite|secrets/{_WORD}"
     rf"|config\.d/{_WORD}(/{_WORD}){{0,3}}|log/audit\.jsonl(\.[1-9])?"
 )
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, LookupError, OverflowError, RecursionError)

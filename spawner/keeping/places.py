@@ -23,6 +23,7 @@ class Places:
     catalog: Path
     config_dir: Path | None
     client_secret: Path
+    campus_ca: Path | None
 
     @classmethod
     def of(cls, settings: Settings, file: Path) -> "Places":
@@ -33,6 +34,7 @@ class Places:
             catalog=settings.catalog,
             config_dir=settings.config_dir,
             client_secret=settings.sign_in.client_secret_file,
+            campus_ca=settings.campus.ca_file,
         )
 
     def target(self, member: str) -> Path:
@@ -42,6 +44,10 @@ class Places:
             if self.config_dir is None:
                 raise KeepingError(f"the settings name no config_dir, so {member} belongs nowhere")
             return self.config_dir / rest
+        if member == "campus_ca":
+            if self.campus_ca is None:
+                raise KeepingError("the settings name no campus.ca_file, so campus_ca belongs nowhere")
+            return self.campus_ca
         named = {"settings.toml": self.settings, "catalog.toml": self.catalog, "client_secret": self.client_secret}
         return named.get(member, self.state / member)
 
@@ -53,6 +59,8 @@ class Places:
         found |= _below(state / "secrets", "secrets")
         if self.client_secret not in found.values():
             found["client_secret"] = self.client_secret
+        if self.campus_ca is not None and self.campus_ca not in found.values():
+            found["campus_ca"] = self.campus_ca
         if self.config_dir is not None:
             found |= _below(self.config_dir, "config.d")
         if audit:

@@ -150,9 +150,10 @@ def _same_hub(file: Path, manifest: Manifest, here: Places, there: Places, name:
             "nothing was changed"
         )
     for key, mine in asdict(here).items():
-        if asdict(there)[key] != mine:
+        theirs = asdict(there)[key]
+        if theirs not in {mine, None}:  # where the backup has no such place, nothing is written there
             raise KeepingError(
-                f"{file} has its {key} in {asdict(there)[key]}, and here it is in {mine}: if it shall go there, say "
+                f"{file} has its {key} in {theirs}, and here it is in {mine or 'no place'}: if it shall go there, say "
                 "--other-hub; nothing was changed"
             )
 

@@ -53,13 +53,13 @@ def check(settings: Settings, images: list[dict[str, Any]] | str) -> list[Findin
     return [*found, *(_image(image, version("jupyterhub")) for image in images)]
 
 
-def look_at_images() -> list[dict[str, Any]] | str:
+def look_at_images(limit_s: float = IMAGES_S) -> list[dict[str, Any]] | str:
     """Ask the checkout's build about each variant's image; a sentence where that cannot be known."""
     command = [sys.executable, "-m", "deploy.image_check"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=IMAGES_S)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return f"the container engine did not say within {IMAGES_S} s which images it has"
+        return f"the container engine did not say within {limit_s:g} s which images it has"
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["the images cannot be looked at"])[-1]
     return list(json.loads(done.stdout))

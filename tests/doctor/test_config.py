@@ -6,6 +6,7 @@ from traitlets.config import Config
 from spawner.doctor import config, config_child
 from spawner.findings import Status
 from tests.doctor.trees import by_name, machine_of, settings_of, statuses
+from tests.rig.authority import Authority
 
 OK, WARN, FAIL = Status
 CATALOG = """
@@ -50,6 +51,21 @@ def test_secrets_that_others_can_read_are_found(tmp_path):
     assert by_name(config.check_settings(machine))["settings secrets"].status is FAIL
     secrets.chmod(0o700)
     assert "settings secrets" not in statuses(config.check_settings(machine))
+
+
+def test_certificates_of_the_campus_that_cannot_be_used_are_a_finding_of_their_own(tmp_path):
+    file = tmp_path / "ca.pem"
+    machine = machine_of(tmp_path, settings=settings_of(tmp_path, campus={"ca_file": file}))
+    missing = by_name(config.check_settings(machine))["settings campus"]
+    assert (missing.status, "campus.ca_file" in missing.text) == (FAIL, True)
+    file.write_text("no certificates")
+    assert statuses(config.check_settings(machine))["settings campus"] is FAIL
+    assert statuses(config.check_settings(machine_of(tmp_path, settings=settings_of(tmp_path)))).keys() == {
+        "settings",
+        "settings catalog",
+    }
+    good = settings_of(tmp_path, campus={"ca_file": Authority(tmp_path / "ca").certificate})
+    assert statuses(config.check_settings(machine_of(tmp_path, settings=good)))["settings campus"] is OK
 
 
 WIRING = """

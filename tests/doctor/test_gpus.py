@@ -71,7 +71,9 @@ def test_a_running_mps_is_a_warning(tmp_path):
         pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = true", "cdi", WARN, id="true"),
         pytest.param("#accept-nvidia-visible-devices-envvar-when-unprivileged = false", "cdi", WARN, id="commented"),
         pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = false", "cdi", OK, id="false"),
-        pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = false", "nvidia", WARN, id="hook"),
+        pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = false", "nvidia", OK, id="false-hook"),
+        pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = true", "nvidia", WARN, id="true-hook"),
+        pytest.param("#accept-nvidia-visible-devices-envvar-when-unprivileged = false", "nvidia", WARN, id="comment"),
         pytest.param("accept-nvidia = = 1", "cdi", FAIL, id="broken"),
         pytest.param(None, "cdi", WARN, id="no-file"),
     ],
@@ -81,7 +83,12 @@ def test_gpus_by_environment_alone_are_found(tmp_path, config, injection, status
     if config is not None:
         files[CONFIG] = config + "\n"
     machine = machine_of(tmp_path, files, settings=settings_of(tmp_path, gpus={"injection": injection}))
-    assert statuses(gpus.toolkit(machine))["toolkit environment"] is status
+    found = by_name(gpus.toolkit(machine))
+    assert found["toolkit environment"].status is status
+    # the hook reads the engine's request from the environment, too, which is no fault of what is closed here
+    asked = found.get("toolkit requests")
+    assert (asked is not None) is (status is OK and injection == "nvidia")
+    assert asked is None or (asked.status is WARN and "cdi" in asked.remedy)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Clock, certificate, identity provider and ports."""
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -12,10 +13,11 @@ from threading import Thread
 
 import pytest
 
-from spawner.doctor import web
+from spawner.doctor import as_the_hub, web
 from spawner.doctor.web import Port, judge_certificate, judge_clock, judge_ports, listening
-from spawner.findings import Status
+from spawner.findings import Finding, Status
 from tests.doctor.trees import by_name, machine_of, settings_of, statuses
+from tests.rig.authority import Authority
 
 OK, WARN, FAIL = Status
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
@@ -129,6 +131,24 @@ def test_a_certificate_that_nobody_trusts_is_refused_in_the_browser_s_words(tmp_
         found = by_name(web.certificate(machine))
     assert found["certificate"].status is FAIL
     assert "self" in found["certificate"].text
+
+
+def test_a_certificate_of_the_campus_s_own_authority_is_trusted_as_the_hub_trusts_it(tmp_path):
+    ours, others = Authority(tmp_path / "ca", ("localhost", "*.localhost")), Authority(tmp_path / "other")
+    with serving(b"", tls=ours.server_context()) as port:
+
+        def looked(ca_file: Path) -> Finding:
+            hub = {"public_url": f"https://localhost:{port}"}
+            machine = machine_of(tmp_path, settings=settings_of(tmp_path, hub=hub, campus={"ca_file": ca_file}))
+            with as_the_hub(machine):
+                return by_name(web.certificate(machine))["certificate"]
+
+        before = dict(os.environ)
+        assert looked(ours.certificate).status is WARN, "trusted, and ends tomorrow"
+        refused = looked(others.certificate)
+        assert (refused.status, "campus.ca_file" in refused.remedy) == (FAIL, True)
+    assert dict(os.environ) == before
+    assert not (tmp_path / "state").exists(), "a look writes nothing"
 
 
 def test_a_hub_that_does_not_answer_with_tls_is_found(tmp_path):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -34,6 +35,7 @@ from deploy import install
 from deploy.install import UNITS, Places
 from deploy.steps import ROOT
 from spawner import settings as settings_file
+from spawner.doctor.websocket import knock
 from spawner.settings import Settings
 from tests.rig.authority import Authority
 from tests.rig.demo_hub import DemoHub
@@ -253,6 +255,13 @@ async def test_a_websocket_reaches_the_server_of_the_person_whose_host_name_it_i
         finally:
             await client.delete(api)
             server.stop()
+
+
+def test_the_doctor_s_websocket_reaches_the_hub_itself_through_web_server_and_proxy(site):
+    url = urlsplit(site.settings.hub.public_url)
+    assert knock(url, ("127.0.0.1", site.settings.hub.listen_port), tls=None).accepted
+    tls = ssl.create_default_context(cafile=str(site.authority.certificate))
+    assert knock(url, ("127.0.0.1", 443), tls=tls).accepted
 
 
 def test_the_idle_culler_asks_the_hub_with_its_own_token(site):

@@ -57,6 +57,7 @@ class Kept:
         (self.state / "secrets/late_key").write_text("made later")
         (self.folder / "catalog.toml").write_text("# another\n")
         (self.folder / "client_secret").write_text("another")
+        (self.folder / "campus-ca.pem").write_text("another")
         (self.folder / "config.d/10-site.py").write_text("# another\n")
         (self.folder / "config.d/20-late.py").write_text("# made later\n")
         self.path.write_text(self.path.read_text() + "# another\n")
@@ -66,7 +67,9 @@ class Kept:
         found = {}
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
-            ours = name.startswith(("settings.toml", "catalog", "client_secret", "config.d/", "state/secrets/"))
+            ours = name.startswith(
+                ("settings.toml", "catalog", "client_secret", "campus-ca", "config.d/", "state/secrets/")
+            )
             if path.is_file() and ours and not path.name.startswith("."):
                 found[name] = path.read_text()
         for name in ("hub.sqlite", "records.sqlite"):
@@ -85,7 +88,10 @@ def make_hub(folder: Path, databases: Path) -> Kept:
     text = LEAST.replace('client_secret_file = "/etc/gpucampus/client_secret"', secret)
     (folder / "settings.toml").write_text(
         f'state = "{state}"\ncatalog = "{folder}/catalog.toml"\nconfig_dir = "{folder}/config.d"\n{text}'
+        f'[campus]\nca_file = "{folder}/campus-ca.pem"\n'
     )
+    (folder / "campus-ca.pem").write_text("of the campus")
+    (folder / "campus-ca.pem").chmod(0o644)
     (folder / "catalog.toml").write_text("# the list\n")
     (folder / "client_secret").write_text("of the provider")
     (folder / "config.d/10-site.py").write_text("c = 1\n")

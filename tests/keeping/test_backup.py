@@ -25,6 +25,7 @@ def test_everything_that_cannot_be_made_again_is_in_one_private_file(hub):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert members(file) == [
         "manifest.json",
+        "campus_ca",
         "catalog.toml",
         "client_secret",
         "config.d/10-site.py",

@@ -40,7 +40,7 @@ def test_a_hub_that_lost_everything_is_put_back(hub: Kept):
     file, old = hub.backup(), hub.content()
     for path in (*hub.state.iterdir(), hub.folder / "config.d"):
         subprocess.run(["rm", "-r", path], check=True)
-    for name in ("settings.toml", "catalog.toml", "client_secret"):
+    for name in ("settings.toml", "catalog.toml", "client_secret", "campus-ca.pem"):
         (hub.folder / name).unlink()
     hub.restore(file)
     assert hub.content() == old
@@ -48,6 +48,26 @@ def test_a_hub_that_lost_everything_is_put_back(hub: Kept):
     assert (modes["secrets"], modes["hub.sqlite"], modes["records.sqlite"]) == (0o700, 0o600, 0o600)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (hub.state / "secrets").iterdir())
     assert stat.S_IMODE((hub.folder / "client_secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE((hub.folder / "campus-ca.pem").stat().st_mode) == 0o644, "whoever may read it may still"
+
+
+def test_a_backup_from_before_the_campus_had_certificates_leaves_them_alone(hub: Kept):
+    text = hub.path.read_text()
+    hub.path.write_text(text.partition("[campus]")[0])
+    file = hub.backup()
+    hub.path.write_text(text)
+    hub.restore(file)
+    assert hub.settings.campus.ca_file is None, "the settings are the backup's"
+    assert (hub.folder / "campus-ca.pem").read_text() == "of the campus"
+
+
+def test_certificates_that_go_elsewhere_need_a_word(hub: Kept, tmp_path):
+    file, text = hub.backup(), hub.path.read_text()
+    hub.path.write_text(text.replace("campus-ca.pem", "another-ca.pem"))
+    with pytest.raises(KeepingError, match=r"has its campus_ca in .*campus-ca.pem, and here it is in .*another-ca.pem"):
+        hub.restore(file)
+    hub.restore(file, other_hub=True)
+    assert hub.path.read_text() == text
 
 
 def test_the_log_of_the_old_database_never_meets_the_new_one(hub: Kept):
