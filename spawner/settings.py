@@ -256,6 +256,13 @@ class ContainerSettings(_Section):
     stop_timeout: Duration = 10
 
 
+class ImageSettings(_Section):
+    """Which images may be started."""
+
+    verify: Literal["enforce", "warn", "off"] = "enforce"
+    key: Place | None = None
+
+
 class RecordsSettings(_Section):
     """What is kept of the past."""
 
@@ -277,6 +284,7 @@ class Settings(_Section):
     gpus: GPUSettings = GPUSettings()
     placement: PlacementSettings = PlacementSettings()
     containers: ContainerSettings = ContainerSettings()
+    images: ImageSettings = ImageSettings()
     records: RecordsSettings = RecordsSettings()
     config_dir: Place | None = None
 
