@@ -111,8 +111,8 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "zh": "镜像记录无法读取，因此无法信任镜像 {variant}。未启动任何服务；管理员需要运行 `gpucampus images build {variant}` 重新写入记录。",
     },
     Code.DRIVER_TOO_OLD: {
-        "en": "The image variant {variant} needs the NVIDIA driver {needed} or newer; here is {driver}. Choose an older variant.",
-        "zh": "镜像 {variant} 需要 NVIDIA 驱动 {needed} 或更新；本机为 {driver}。请选择较旧的镜像。",
+        "en": "{variant} needs driver {needed}; this node has {driver}. Choose an older variant.",
+        "zh": "{variant} 需要驱动 {needed}；本节点为 {driver}。请选择较旧的镜像。",
     },
     Code.ARCHITECTURE: {
         "en": "The image variant {variant} has no code for these GPUs (compute capability {capability}). Choose another variant.",
