@@ -26,6 +26,7 @@ _VARIANT_TEXTS = ("title", "description", "folder", "image", "torch", "cuda", "p
 _FLAGS = ("default", "on_demand")
 _VARIANT_KEYS = frozenset((*_VARIANT_TEXTS, *_FLAGS, "architectures", "roles", "use", "compressed_mb", "unpacked_mb"))
 _USES = ("", "course", "research")
+_MOST_MB = 1_000_000
 _BASE_KEYS = frozenset(("image", "suite", "registry_image"))
 
 
