@@ -261,6 +261,7 @@ class ImageSettings(_Section):
 
     verify: Literal["enforce", "warn", "off"] = "enforce"
     key: Place | None = None
+    registry: Annotated[str, Field(pattern=r"^([0-9a-z.-]+(:\d+)?(/[a-z0-9._-]+)*)?$")] = ""
 
 
 class RecordsSettings(_Section):

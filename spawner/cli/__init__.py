@@ -6,10 +6,10 @@ line on stderr), 2 the command was typed wrongly. With --json the answer is one 
 code.
 """
 
-from spawner.cli import act, health, keep, look, past  # the commands register themselves, in the order of the help text
+from spawner.cli import act, health, images, keep, look, past  # they register themselves, in the order of the help
 from spawner.cli.show import app
 
-__all__ = ["act", "app", "health", "keep", "look", "main", "past"]
+__all__ = ["act", "app", "health", "images", "keep", "look", "main", "past"]
 
 
 def main() -> None:
