@@ -16,7 +16,7 @@ from deploy.image_tools import ImageProblem, python_tool, said_by
 from deploy.steps import tell
 from spawner.core.model import Variant
 
-__all__ = ["Hole", "debian_holes", "judge_python", "python_holes", "scan"]
+__all__ = ["Hole", "debian_holes", "judge_python", "python_holes", "scan", "upgrades"]
 
 LIMIT_S = 600
 _UPGRADE = re.compile(r"^Inst (\S+) \[([^\]]*)\] \((\S+) ([^)]*)\)", re.MULTILINE)
@@ -92,7 +92,8 @@ def debian_holes(client: docker.DockerClient, variant: Variant) -> tuple[Hole, .
             read_only=True,
         )
     except docker.errors.ContainerError as error:
-        last = (error.stderr or b"").decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        words = error.stderr if isinstance(error.stderr, str) else (error.stderr or b"").decode(errors="replace")
+        last = words.strip().splitlines() or ["it said nothing"]
         raise ImageProblem(f"apt in {variant.image} could not fetch Debian's lists: {last[-1]}") from error
     except docker.errors.ImageNotFound as error:
         raise ImageProblem(f"{variant.image} is not on this engine: `gpucampus images build {variant.name}`") from error
