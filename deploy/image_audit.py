@@ -22,6 +22,7 @@ import docker
 
 from deploy import buildkit
 from deploy.build_images import cache_folder
+from deploy.image_licences import with_licences
 from deploy.image_records import record
 from deploy.image_tools import ImageProblem, python_tool, rules, said_by
 from deploy.steps import ROOT, tell
@@ -254,8 +255,8 @@ def _debian_parts(root: Path) -> list[dict[str, Any]]:
     """Debian's packages; their licences are those that the copyright files name."""
     tell("listing Debian packages")
     command = [str(python_tool("debsbom")), "generate", "--root", str(root), "--sbom-type", "cdx", "--out", "-"]
-    found = json.loads(said_by([*command, "--cdx-schema-version", SPEC, "--with-licenses"]))
-    return list(found.get("components", []))
+    found = json.loads(said_by([*command, "--cdx-schema-version", SPEC]))
+    return with_licences(root, found.get("components", []))
 
 
 def _revision() -> dict[str, Any]:
