@@ -1,5 +1,6 @@
 """A moved tag and a missing image are refused at once, by what the engine itself says, and no container is made."""
 
+import json
 import time
 import tomllib
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from deploy import images
 from deploy.image_records import record
+from spawner.core import catalog
 from spawner.core.model import Code, Refusal, Variant
 from spawner.runtime import Runtime
 from spawner.settings import Settings
@@ -19,6 +22,21 @@ pytestmark = pytest.mark.docker
 REFERENCE = "gpucampus-test/trusted:1"
 VARIANT = Variant(name="probe", title="Probe", image=REFERENCE)
 AT_ONCE_S = 2.0
+CATALOG = f"""
+version = 1
+[base]
+image = "gpucampus-test/base"
+suite = "bookworm"
+[variants.probe]
+title = "Probe"
+folder = "images/plain"
+image = "{REFERENCE}"
+default = true
+[variants.missing]
+title = "Missing"
+folder = "images/plain"
+image = "gpucampus-test/missing:1"
+"""
 
 
 @pytest.fixture
@@ -52,3 +70,20 @@ async def test_a_moved_tag_and_a_missing_image_are_refused_at_once_and_the_recor
     assert isinstance(missing, Refusal)
     assert (missing.code, time.monotonic() - began < AT_ONCE_S) == (Code.VARIANT_NOT_BUILT, True)
     assert engine.client.containers.list(all=True) == []
+
+
+def test_the_list_of_images_says_what_is_not_recorded(
+    shared: Runtime, probe_image: str, tmp_path: Any, monkeypatch: Any, capsys: Any
+):
+    monkeypatch.setenv("GPUCAMPUS_SETTINGS", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("GPUCAMPUS_STATE", str(tmp_path))
+    monkeypatch.setattr(images, "read_catalog", lambda: catalog.parse(CATALOG))
+
+    def listed() -> tuple[int, dict[str, str], list[str]]:
+        status = images.main(["list"])
+        answer = json.loads(capsys.readouterr().out)
+        return status, {row["variant"]: row["state"] for row in answer["rows"]}, answer["findings"]
+
+    assert listed() == (1, {"probe": "unrecorded", "missing": "not built"}, ["probe: unrecorded"])
+    record("probe", probe_image, "1", state=tmp_path)
+    assert listed() == (0, {"probe": "recorded", "missing": "not built"}, [])
