@@ -15,18 +15,17 @@ from deploy.steps import state_folder
 from spawner import settings as settings_file
 from spawner.core.trust import BOOK, Book, BookError, Built, Outcome, Verdict, parse, text_of
 from spawner.private_files import write_private
-from spawner.settings import SettingsError
 from spawner.trust import fingerprint
 
 __all__ = ["hub_state", "note_signature", "read", "record"]
 
 
 def hub_state() -> Path:
-    """The state folder of the hub that the settings belong to; before there are settings, that of `make run`."""
-    try:
-        return settings_file.load().state
-    except SettingsError:
-        return state_folder()
+    """The state folder that the settings name; before there are settings, that of `make run`.
+
+    SettingsError where they cannot be used: a record in another folder would be one that no hub reads.
+    """
+    return settings_file.load().state if settings_file.locate().exists() else state_folder()
 
 
 def record(variant: str, image: str, inputs: str, *, state: Path | None = None) -> None:

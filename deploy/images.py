@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = ["COMMANDS", "main"]
 
 Answer = dict[str, Any]
 SMOKE_LIMIT_S = 600
+_PERSON = 200_000
 _TROUBLE = (
     ImageProblem,
     BuildError,
@@ -44,6 +46,7 @@ _TROUBLE = (
     CampusError,
     CatalogError,
     BookError,
+    SettingsError,
     docker.errors.DockerException,
     requests.RequestException,
     OSError,
@@ -55,12 +58,14 @@ class _Place:
 
     def __init__(self, key: Path | None) -> None:
         self.state = image_records.hub_state()
-        try:
-            self.settings = settings_file.load().images
-        except SettingsError:
-            self.settings = ImageSettings()
-        self.client = build_images.connect()
+        present = settings_file.locate().exists()
+        self.settings = settings_file.load().images if present else ImageSettings()
         self.private_key = key
+
+    @cached_property
+    def client(self) -> docker.DockerClient:
+        """The engine, asked only by commands that need one."""
+        return build_images.connect()
 
     def key(self) -> Path:
         """The site's public key."""
@@ -110,6 +115,12 @@ def _test(place: _Place, variant: Variant | None) -> Answer:
         container = place.client.containers.create(
             chosen.image,
             ["gpucampus-smoke"],
+            # as a person has it: no root, and nothing to write to but home and /tmp; torch.compile loads what it makes
+            user=f"{_PERSON}:{_PERSON}",
+            read_only=True,
+            tmpfs={"/tmp": "exec", "/home/person": f"exec,uid={_PERSON},gid={_PERSON}"},  # noqa: S108 - in the container
+            environment={"HOME": "/home/person"},
+            working_dir="/home/person",
             network_mode="none",
             shm_size="1g",
             init=True,

@@ -2,9 +2,12 @@
 
 import threading
 
+import pytest
+
 from deploy import image_records
 from deploy.image_records import hub_state, note_signature, read, record
 from spawner.core.trust import BOOK, Book, Outcome
+from spawner.settings import SettingsError
 
 ID, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -78,3 +81,6 @@ memory = "8G"
 default_memory = "4G"
 """)
     assert hub_state() == tmp_path / "own"
+    (tmp_path / "settings.toml").write_text("version = 1")
+    with pytest.raises(SettingsError):
+        hub_state()
