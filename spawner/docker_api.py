@@ -101,6 +101,7 @@ class Image:
 
     id: str
     labels: Mapping[str, str]
+    digests: tuple[str, ...] = ()  # references by digest, of what was pulled or pushed
 
 
 class Engine:
@@ -172,7 +173,10 @@ class Engine:
     async def image(self, reference: str) -> Image | None:
         """Find an image that is on this machine."""
         found = await self._or_none("inspect_image", reference)
-        return Image(id=str(found["Id"]), labels=dict(found["Config"].get("Labels") or {})) if found else None
+        if found is None:
+            return None
+        labels, digests = found["Config"].get("Labels") or {}, found.get("RepoDigests") or ()
+        return Image(id=str(found["Id"]), labels=dict(labels), digests=tuple(digests))
 
     async def inspect(self, container_id: str) -> dict[str, Any] | None:
         """Everything that the engine says of a container; None only where it says that there is none."""

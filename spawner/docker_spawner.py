@@ -105,13 +105,13 @@ class GPUDockerSpawner(DockerSpawner):
         if full := shared.disks.refusal():
             return render_refusal(full, language)
         try:
-            built = await shared.built_images()
+            images = await shared.images()
         except (EngineUnknown, EngineRefuses):
             return render_refusal(Refusal.of(Code.ENGINE_UNKNOWN), language)
         ledger = shared.arbiter.ledger()
         view = spawn_view(
             shared.catalog.variants,
-            built,
+            images,
             entitlement,
             shared.shown(),
             ledger.leases,

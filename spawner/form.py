@@ -83,7 +83,7 @@ class SpawnView:
 
 def spawn_view(
     variants: Sequence[Variant],
-    built: Mapping[str, str],
+    images: Mapping[str, str | Refusal],
     entitlement: Entitlement,
     node: Node,
     leases: Sequence[Lease],
@@ -100,8 +100,8 @@ def spawn_view(
     ----------
     variants
         The catalog, in its order. Left out are variants of other roles, and those on demand that are not built.
-    built
-        The image's id for each variant whose image exists here.
+    images
+        For each variant the id of its image here, or why no server can run from it.
     entitlement
         What the person's role may ask for.
     node
@@ -123,7 +123,7 @@ def spawn_view(
     tiles = gpu_tiles(node, leases, user=user, withheld=withheld, rules=rules)
     held = gpus_held(user, leases)
     return SpawnView(
-        variants=_variant_cards(variants, built, entitlement.role, node, previous),
+        variants=_variant_cards(variants, images, entitlement.role, node, previous),
         gpu_choices=gpu_choices(entitlement, tiles, rules, held, previous),
         memory_choices=_memory_choices(entitlement, previous),
         tiles=tiles,
@@ -137,11 +137,15 @@ def spawn_view(
 
 
 def _variant_cards(
-    variants: Sequence[Variant], built: Mapping[str, str], role: str, node: Node, previous: Mapping[str, object]
+    variants: Sequence[Variant],
+    images: Mapping[str, str | Refusal],
+    role: str,
+    node: Node,
+    previous: Mapping[str, object],
 ) -> tuple[VariantCard, ...]:
     roles = role.split("+")  # a person with several roles has them joined in one entitlement
-    offered = [variant for variant in variants if allowed(variant, roles) and not _left_out(variant, built)]
-    refusals = {variant.name: _why_not(variant, built, node) for variant in offered}
+    offered = [variant for variant in variants if allowed(variant, roles) and not _left_out(variant, images)]
+    refusals = {variant.name: _why_not(variant, images, node) for variant in offered}
     possible = [variant for variant in offered if refusals[variant.name] is None]
     wanted = [variant.name for variant in possible if variant.name == previous.get("variant")]
     usual = [variant.name for variant in possible if variant.default] or [variant.name for variant in possible]
@@ -152,15 +156,21 @@ def _variant_cards(
     )
 
 
-def _left_out(variant: Variant, built: Mapping[str, str]) -> bool:
+def _left_out(variant: Variant, images: Mapping[str, str | Refusal]) -> bool:
     """Whether the site does without this variant: nobody should read of every one that could be built."""
-    return variant.on_demand and variant.name not in built
+    absent = _absent(variant)
+    return variant.on_demand and images.get(variant.name, absent) == absent
 
 
-def _why_not(variant: Variant, built: Mapping[str, str], node: Node) -> Refusal | None:
+def _absent(variant: Variant) -> Refusal:
+    return Refusal.of(Code.VARIANT_NOT_BUILT, variant=variant.name)
+
+
+def _why_not(variant: Variant, images: Mapping[str, str | Refusal], node: Node) -> Refusal | None:
     """A variant runs here if its image exists and, where it needs GPUs, at least one GPU of the node suits it."""
-    if variant.name not in built:
-        return Refusal.of(Code.VARIANT_NOT_BUILT, variant=variant.name)
+    image = images.get(variant.name, _absent(variant))
+    if isinstance(image, Refusal):
+        return image
     if not variant.min_driver and not variant.architectures:
         return None
     if not node.gpus:

@@ -86,9 +86,33 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
         "en": "The image of the variant {variant} cannot be used: it carries the label {label}, which only this hub may write. The operator has to build it without.",
         "zh": "镜像 {variant} 无法使用：它带有只能由本平台写入的标签 {label}。管理员需要重新构建该镜像。",
     },
+    Code.IMAGE_CHANGED: {
+        "en": "The image of the variant {variant} is not the one that was recorded: here is {image}, recorded is {recorded}. Nothing was started; the operator has to look at it, and `gpucampus images build {variant}` makes and records it anew.",
+        "zh": "镜像 {variant} 与记录不符：现有 {image}，记录为 {recorded}。未启动任何服务；需要管理员处理，`gpucampus images build {variant}` 会重新构建并记录。",
+    },
+    Code.IMAGE_UNRECORDED: {
+        "en": "Nothing is recorded of the image of the variant {variant} ({image}), so nobody can tell whose it is. Nothing was started; the operator has to run `gpucampus images build {variant}`.",
+        "zh": "没有镜像 {variant}（{image}）的记录，无法确认其来源。未启动任何服务；管理员需要运行 `gpucampus images build {variant}`。",
+    },
+    Code.IMAGE_UNVERIFIED: {
+        "en": "The signature of the image of the variant {variant} ({image}) has not been verified with this site's key. Nothing was started; the operator has to run `gpucampus images verify {variant}`.",
+        "zh": "镜像 {variant}（{image}）的签名尚未用本站密钥验证。未启动任何服务；管理员需要运行 `gpucampus images verify {variant}`。",
+    },
+    Code.IMAGE_UNSIGNED: {
+        "en": "The image of the variant {variant} ({image}) is not signed. Nothing was started; the operator has to sign it, or take another one.",
+        "zh": "镜像 {variant}（{image}）没有签名。未启动任何服务；管理员需要签名或更换镜像。",
+    },
+    Code.IMAGE_WRONG_KEY: {
+        "en": "The image of the variant {variant} ({image}) is signed with another key than this site's. Nothing was started; the operator has to look at it.",
+        "zh": "镜像 {variant}（{image}）的签名所用密钥不是本站密钥。未启动任何服务；需要管理员处理。",
+    },
+    Code.IMAGE_RECORDS: {
+        "en": "The record of images cannot be read, so the image of the variant {variant} cannot be trusted. Nothing was started; the operator has to run `gpucampus images build {variant}`, which writes it anew.",
+        "zh": "镜像记录无法读取，因此无法信任镜像 {variant}。未启动任何服务；管理员需要运行 `gpucampus images build {variant}` 重新写入记录。",
+    },
     Code.DRIVER_TOO_OLD: {
-        "en": "The image variant {variant} needs the NVIDIA driver {needed} or newer; here is {driver}. Choose an older variant.",
-        "zh": "镜像 {variant} 需要 NVIDIA 驱动 {needed} 或更新；本机为 {driver}。请选择较旧的镜像。",
+        "en": "{variant} needs driver {needed}; this node has {driver}. Choose an older variant.",
+        "zh": "{variant} 需要驱动 {needed}；本节点为 {driver}。请选择较旧的镜像。",
     },
     Code.ARCHITECTURE: {
         "en": "The image variant {variant} has no code for these GPUs (compute capability {capability}). Choose another variant.",

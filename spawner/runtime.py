@@ -33,6 +33,7 @@ from spawner.private_files import ensure_secret
 from spawner.records import TROUBLE, Records
 from spawner.settings import Settings, load
 from spawner.storage import Storage
+from spawner.trust import ImageTrust
 from spawner.watch import Watch
 
 __all__ = ["Runtime", "current", "current_or_none", "get", "prepare"]
@@ -59,6 +60,7 @@ class Runtime:
             settings.homes.root, bytes.fromhex(ensure_secret(settings.state / "secrets" / "marker_key"))
         )
         self.cordons = Cordons(self.records.cordons)
+        self.trust = ImageTrust(settings.state, settings.images)
         self.network = NetworkGuard(settings)
         self._writer = RecordsWriter()
         self.audit = Auditor(
@@ -164,13 +166,16 @@ class Runtime:
         if forged := foreign_labels(found.labels, variant.name):
             LOG.error("the image %s carries the label %s and is not used", variant.image, forged[0])
             return Refusal.of(Code.IMAGE_LABELS, variant=variant.name, label=forged[0])
-        return found.id
+        return self.trust.refusal(variant, found.id, found.digests) or found.id
+
+    async def images(self) -> Mapping[str, str | Refusal]:
+        """What image_of says of each variant, by name."""
+        found = await asyncio.gather(*(self.image_of(variant) for variant in self.catalog.variants))
+        return {variant.name: image for variant, image in zip(self.catalog.variants, found, strict=True)}
 
     async def built_images(self) -> Mapping[str, str]:
         """Ids of the images that can be used here, by variant; EngineUnknown when the engine does not answer."""
-        found = await asyncio.gather(*(self.image_of(variant) for variant in self.catalog.variants))
-        pairs = zip(self.catalog.variants, found, strict=True)
-        return {variant.name: image for variant, image in pairs if not isinstance(image, Refusal)}
+        return {name: image for name, image in (await self.images()).items() if not isinstance(image, Refusal)}
 
     async def person(self, hub_name: str, sub: str) -> Person | Refusal:
         """Find the person of a hub account, or make their record when they first start a server.

@@ -264,6 +264,14 @@ class ContainerSettings(_Section):
     stop_timeout: Duration = 10
 
 
+class ImageSettings(_Section):
+    """Which images may be started."""
+
+    verify: Literal["enforce", "warn", "off"] = "enforce"
+    key: Place | None = None
+    registry: Annotated[str, Field(pattern=r"^([0-9a-z.-]+(:\d+)?(/[a-z0-9._-]+)*)?$")] = ""
+
+
 class RecordsSettings(_Section):
     """What is kept of the past."""
 
@@ -285,6 +293,7 @@ class Settings(_Section):
     gpus: GPUSettings = GPUSettings()
     placement: PlacementSettings = PlacementSettings()
     containers: ContainerSettings = ContainerSettings()
+    images: ImageSettings = ImageSettings()
     records: RecordsSettings = RecordsSettings()
     config_dir: Place | None = None
 

@@ -159,6 +159,14 @@ def test_variant_that_is_not_built_is_shown_with_its_reason_and_cannot_be_chosen
     assert "The image variant plain is not on this machine yet" in page.words
 
 
+def test_variant_whose_image_is_not_the_recorded_one_is_shown_with_that_reason(monkeypatch) -> None:
+    changed = Refusal.of(Code.IMAGE_CHANGED, variant="plain", image="sha256:aa", recorded="sha256:bb")
+    monkeypatch.setitem(BUILT, "plain", changed)
+    page = Page(render_form(view(), "en"))
+    assert "disabled" in page.fields("variant")["plain"]
+    assert "here is sha256:aa, recorded is sha256:bb" in page.words
+
+
 def test_variant_is_refused_where_no_gpu_runs_it() -> None:
     old = view(node=replace(NODE, driver="535.10"))
     refusals = {card.variant.name: card.refusal for card in old.variants}

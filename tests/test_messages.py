@@ -4,8 +4,9 @@ import string
 
 import pytest
 
+from spawner.core.catalog import runs_on
 from spawner.core.exits import End, EndCode
-from spawner.core.model import Code, Refusal
+from spawner.core.model import Code, Refusal, Variant
 from spawner.core.shares import NoticeCode
 from spawner.messages import TEXTS, Phase, ended, phase, sentence, size
 
@@ -41,3 +42,11 @@ def test_what_people_sent_is_never_a_template():
 
 def test_a_step_says_what_is_held():
     assert phase(Phase.PLACED, gpus=2, simulated=" (simulated)") == "You hold 2 GPU(s) (simulated)."
+
+
+def test_a_driver_that_is_too_old_is_named_beside_the_one_that_is_needed():
+    cu130 = Variant(name="cu130", title="CUDA 13", image="x:1", min_driver="580.65.06", architectures=(80,))
+    refused = runs_on(cu130, "550.54.14", 80)
+    assert refused is not None
+    assert "cu130 needs driver 580.65.06; this node has 550.54.14" in sentence(refused)
+    assert "cu130 需要驱动 580.65.06；本节点为 550.54.14" in sentence(refused, "zh")

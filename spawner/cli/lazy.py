@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "List the leases that this hub does not answer for, each with the reason and the command that removes it.",
     ),
     "catalog": (("look",), "List the image variants."),
+    "images": (("images",), "The images that servers run from."),
     "release": (("act",), "End a server: stop it as by hand and free what it holds."),
     "drain": (("act",), "Close a GPU or the node: no new leases, and its servers are stopped now as by hand."),
     "cordon": (("act",), "Close a GPU or the node: no new leases; servers that run go on."),

@@ -181,11 +181,12 @@ def catalog(*, as_json: AsJSON = False) -> None:
             variant.title,
             variant.image,
             f"driver {variant.min_driver} or newer" if variant.min_driver else "no GPU needed",
+            variant.use or "-",
             ", ".join(variant.roles) or "everybody",
         )
         for variant in found.variants
     ]
-    print_table(settings, "image variants", ("variant", "title", "image", "runs on", "for"), rows)
+    print_table(settings, "image variants", ("variant", "title", "image", "runs on", "use", "for"), rows)
 
 
 @settings_app.command("check")

@@ -5,7 +5,7 @@ a GPU states both its lowest driver and the architectures that its image holds c
 raises CatalogError, whose message is one line.
 
 Keys of the file: `version`, `[base]` (see Base) and one `[variants.<name>]` table each (see Variant, and `folder`, the
-build's folder in the repository).
+build's folder in the repository). An `image` that ends in `@sha256:...` is one of a registry, any other is built here.
 """
 
 import re
@@ -23,7 +23,10 @@ _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*")
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VARIANT_TEXTS = ("title", "description", "folder", "image", "torch", "cuda", "python", "min_driver")
-_VARIANT_KEYS = frozenset((*_VARIANT_TEXTS, "architectures", "roles", "default", "on_demand"))
+_FLAGS = ("default", "on_demand")
+_VARIANT_KEYS = frozenset((*_VARIANT_TEXTS, *_FLAGS, "architectures", "roles", "use", "compressed_mb", "unpacked_mb"))
+_USES = ("", "course", "research")
+_MOST_MB = 1_000_000
 _BASE_KEYS = frozenset(("image", "suite", "registry_image"))
 
 
@@ -197,6 +200,9 @@ def _variant(name: str, table: dict[str, object]) -> Variant:
         image=image,
         default=_flag(table, "default", where),
         on_demand=_flag(table, "on_demand", where),
+        use=_use(table.get("use", ""), where),
+        compressed_mb=_megabytes(table, "compressed_mb", where),
+        unpacked_mb=_megabytes(table, "unpacked_mb", where),
         **texts,
     )
 
@@ -213,6 +219,19 @@ def _architectures(value: object, where: str) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(item) is int and 30 <= item < 1000 for item in value):
         return tuple(sorted(set(value)))
     raise CatalogError(f"{where}architectures = {value!r}: allowed is a list of whole numbers such as [80, 86, 90]")
+
+
+def _use(value: object, where: str) -> str:
+    if value not in _USES:
+        raise CatalogError(f'{where}use = {value!r}: allowed is "course" or "research"')
+    return str(value)
+
+
+def _megabytes(table: dict[str, object], key: str, where: str) -> int:
+    value = table.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_MB:
+        raise CatalogError(f"{where}{key} = {value!r}: allowed is a whole number of megabytes")
+    return value
 
 
 def _roles(value: object, where: str) -> tuple[str, ...]:

@@ -58,6 +58,12 @@ class Code(StrEnum):
     VARIANT_NOT_ALLOWED = "variant-not-allowed"
     VARIANT_NOT_BUILT = "variant-not-built"
     IMAGE_LABELS = "image-labels"
+    IMAGE_CHANGED = "image-changed"
+    IMAGE_UNRECORDED = "image-unrecorded"
+    IMAGE_UNVERIFIED = "image-unverified"
+    IMAGE_UNSIGNED = "image-unsigned"
+    IMAGE_WRONG_KEY = "image-wrong-key"
+    IMAGE_RECORDS = "image-records"
     DRIVER_TOO_OLD = "driver-too-old"
     ARCHITECTURE = "architecture"
     GPU_MODEL = "gpu-model"
@@ -167,6 +173,9 @@ class Variant:
     image: str = ""  # the reference that the build tags; a server runs by the image's id
     default: bool = False
     on_demand: bool = False  # built only where it is named, and offered only where it is built
+    use: str = ""  # "course", "research", or empty where it is for both
+    compressed_mb: int = 0  # what a registry sends, in 10^6 bytes; 0 where it was not measured
+    unpacked_mb: int = 0  # what it takes on the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

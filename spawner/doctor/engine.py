@@ -8,9 +8,13 @@ from spawner import netcheck
 from spawner.core import catalog as catalogs
 from spawner.core.engine_kinds import EngineKind, kind_of
 from spawner.core.ledger import LABEL, foreign_labels
+from spawner.core.model import Variant
+from spawner.core.trust import digest_of
 from spawner.docker_api import once
 from spawner.doctor.machine import EngineFacts, Machine, NotLookedAtError, fail, ok, warn
-from spawner.findings import Finding
+from spawner.findings import Finding, Status
+from spawner.messages import sentence
+from spawner.trust import ImageTrust
 
 __all__ = [
     "ask_engine",
@@ -22,6 +26,7 @@ __all__ = [
     "needed_by",
     "network",
     "read_catalog",
+    "trusted",
 ]
 
 OLDEST = (20, 10)
@@ -148,7 +153,19 @@ def images(machine: Machine) -> Iterator[Finding]:
     for name, reference in wanted.items():
         if found[name] is None and name in dispensable:
             continue
-        yield judge_image(name, reference, found[name], [] if name == "base" else layers)
+        finding = judge_image(name, reference, found[name], [] if name == "base" else layers)
+        yield trusted(finding, listed.get(name), found[name], ImageTrust(machine.set.state, machine.set.images))
+
+
+def trusted(finding: Finding, variant: Variant | None, found: Mapping[str, Any] | None, trust: ImageTrust) -> Finding:
+    """Add to what was found of an image that it is not the recorded one, which refuses every start from it."""
+    if variant is None or found is None or finding.status is Status.FAIL:
+        return finding
+    refusal = trust.refusal(variant, str(found["Id"]), tuple(found.get("RepoDigests") or ()))
+    if refusal is None:
+        return finding
+    command = "verify" if digest_of(variant.image) else "build"
+    return fail(finding.check, sentence(refusal), f"gpucampus images {command} {variant.name}")
 
 
 def _inspect(client: Any, reference: str) -> dict[str, Any] | None:  # noqa: ANN401 - docker-py has no types

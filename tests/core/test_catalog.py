@@ -39,6 +39,13 @@ def test_the_repository_s_own_catalog_is_valid_and_its_folders_are_named():
     assert catalog.folder("cpu") == "images/cpu"
 
 
+def test_a_variant_says_what_it_is_for_and_how_large_it_is_or_nothing_of_it():
+    more = 'default = true\nuse = "course"\ncompressed_mb = 404\nunpacked_mb = 1320'
+    cpu, cuda = parse(TEXT.replace("default = true", more)).variants
+    assert (cpu.use, cpu.compressed_mb, cpu.unpacked_mb) == ("course", 404, 1320)
+    assert (cuda.use, cuda.compressed_mb, cuda.unpacked_mb) == ("", 0, 0)
+
+
 def test_variants_are_in_the_order_of_the_file():
     catalog = parse(TEXT)
     assert [variant.name for variant in catalog.variants] == ["cpu", "cuda"]
@@ -78,6 +85,15 @@ def test_variants_are_in_the_order_of_the_file():
         ),
         pytest.param('"CPU"', '"C\\nPU"', ["variants.cpu.title", "one line"], id="two-lines"),
         pytest.param('"CPU"', "7", ["variants.cpu.title = 7"], id="title-type"),
+        pytest.param(
+            "default = true", 'default = true\nuse = "exam"', ["variants.cpu.use = 'exam'", "research"], id="use"
+        ),
+        pytest.param("default = true", "default = true\nuse = 1", ["variants.cpu.use = 1", "course"], id="use-type"),
+        pytest.param(
+            "default = true", 'default = true\nunpacked_mb = "5G"', ["variants.cpu.unpacked_mb = '5G'"], id="size-text"
+        ),
+        pytest.param("default = true", "default = true\ncompressed_mb = -1", ["compressed_mb = -1"], id="size-below-0"),
+        pytest.param("default = true", "default = true\ncompressed_mb = true", ["compressed_mb"], id="size-bool"),
         pytest.param("[base]", "[bas", ["not valid TOML"], id="no-toml"),
     ],
 )

@@ -2,8 +2,12 @@
 
 import pytest
 
-from spawner.doctor.engine import check_engine, judge_image, judge_network
-from spawner.findings import Status
+from deploy.image_records import record
+from spawner.core.model import Variant
+from spawner.doctor.engine import check_engine, judge_image, judge_network, trusted
+from spawner.findings import Finding, Status
+from spawner.settings import ImageSettings
+from spawner.trust import ImageTrust
 from tests.doctor.trees import by_name, machine_of, settings_of
 
 OK, WARN, FAIL = Status
@@ -87,3 +91,17 @@ def test_an_image_is_told_by_what_it_is_made_of(found, status, word):
     finding = judge_image("cpu", "gpucampus/cpu:1", found, ["a", "b"])
     assert finding.status is status
     assert word in finding.text
+
+
+def test_an_image_that_is_not_the_recorded_one_is_a_failure_with_both_ids(tmp_path):
+    cpu = Variant(name="cpu", title="CPU", image="gpucampus/cpu:1")
+    found = {"Id": "sha256:" + "a" * 64}
+    trust = ImageTrust(tmp_path, ImageSettings())
+    good = Finding("image cpu", Status.OK, "is there")
+    record("cpu", found["Id"], "1", state=tmp_path)
+    assert trusted(good, cpu, found, trust) is good
+    record("cpu", "sha256:" + "b" * 64, "2", state=tmp_path)
+    said = trusted(good, cpu, found, trust)
+    assert (said.status, said.remedy) == (Status.FAIL, "gpucampus images build cpu")
+    assert "here is sha256:aaaaaaaaaaaa, recorded is sha256:bbbbbbbbbbbb" in said.text
+    assert trusted(good, None, found, trust) is good, "the base is nobody's choice"

@@ -22,6 +22,7 @@ from typing import IO, Any
 import docker
 from docker.models.containers import Container
 
+from deploy.build_images import cache_folder
 from deploy.demo.gpus.make import SimulatedGPUs
 from tests.rig.namespace import outside
 from tests.rig.waiting import wait_until_sync
@@ -182,7 +183,11 @@ class PrivateEngine:
     def build_variant(self, variant: str) -> str:
         """Build a variant of the catalog into this engine unless it is current; the image's id."""
         command = outside([sys.executable, "-m", "deploy.build_images", variant])
-        done = subprocess.run(command, check=False, cwd=ROOT, env=self.environment, capture_output=True, text=True)
+        # the record of it must not replace that of the checkout's own hub
+        records = self._data / "records"
+        env = self.environment | {"GPUCAMPUS_CACHE": str(cache_folder()), "GPUCAMPUS_STATE": str(records)}
+        env["GPUCAMPUS_SETTINGS"] = str(records / "settings.toml")
+        done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"the variant {variant} could not be built:\n{done.stdout}{done.stderr}"
         return done.stdout.split(": ", 1)[1].split(" ", 1)[0]
 

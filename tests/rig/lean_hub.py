@@ -69,6 +69,9 @@ idle = "8h"
 [homes]
 root = {homes}
 
+[images]
+verify = "off"
+
 [placement]
 memory_overcommit = 10
 cpu_overcommit = 100
