@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write a notebook without its outputs: from a file if one is named (textconv), else from standard input (clean)."""
+    """Write a notebook without its outputs, from the file named (textconv), else from standard input (clean)."""
     data = Path(arguments[0]).read_bytes() if arguments else sys.stdin.buffer.read()
     try:
         json.loads(data)
