@@ -12,12 +12,13 @@ behind the image's. The server has no such variable: whatever stands in a home, 
 import json
 import os
 import re
+import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["VARIABLE", "constraints", "folder", "main", "prepare", "see_image"]
+__all__ = ["VARIABLE", "constraints", "folder", "main", "prepare", "see_image", "show"]
 
 VARIABLE = "GPUCAMPUS_PACKAGES"
 _DESCRIPTION = Path("/etc/gpucampus/variant.json")
@@ -67,6 +68,12 @@ def see_image(environment: Path, image: Path, *, before: bool) -> None:
     if before:  # python has just put the environment's own folder last
         line = f"import sys; {str(image)!r} in sys.path or sys.path.insert(-1, {str(image)!r})\n"
     _write(place, line)
+
+
+def show(environment: Mapping[str, str]) -> None:
+    """Let this program see the person's own packages, as a kernel does; our programs start isolated from the home."""
+    if given := environment.get(VARIABLE):
+        site.addsitedir(str(Path(given) / _SITE_PACKAGES))
 
 
 def constraints(names: Iterable[str]) -> str:
