@@ -9,7 +9,6 @@ import importlib
 import json
 import math
 import mmap
-import os
 import pickle
 import statistics
 import sys
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucampus_tools import own_packages
+from gpucampus_tools import visible
 
 __all__ = ["LoadError", "Tensor", "main", "read_table", "report", "weights"]
 
@@ -124,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--input and --compile need --model: a file of weights does not say how they are used")
     if chosen.compile and not chosen.input:
         parser.error("--compile needs --input")
-    own_packages.show(os.environ)
+    visible.show()
     try:
         if chosen.model:
             _report_model(chosen.file, chosen.model, chosen.input, compiled=chosen.compile)

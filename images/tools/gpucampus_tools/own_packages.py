@@ -12,15 +12,15 @@ behind the image's. The server has no such variable: whatever stands in a home, 
 import json
 import os
 import re
-import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["VARIABLE", "constraints", "folder", "main", "prepare", "see_image", "show"]
+from gpucampus_tools.visible import VARIABLE
 
-VARIABLE = "GPUCAMPUS_PACKAGES"
+__all__ = ["constraints", "folder", "main", "prepare", "see_image"]
+
 _DESCRIPTION = Path("/etc/gpucampus/variant.json")
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _SITE_PACKAGES = Path("lib", _PYTHON, "site-packages")
@@ -68,12 +68,6 @@ def see_image(environment: Path, image: Path, *, before: bool) -> None:
     if before:  # python has just put the environment's own folder last
         line = f"import sys; {str(image)!r} in sys.path or sys.path.insert(-1, {str(image)!r})\n"
     _write(place, line)
-
-
-def show(environment: Mapping[str, str]) -> None:
-    """Let this program see the person's own packages, as a kernel does; our programs start isolated from the home."""
-    if given := environment.get(VARIABLE):
-        site.addsitedir(str(Path(given) / _SITE_PACKAGES))
 
 
 def constraints(names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpucampus_tools import own_packages
+from gpucampus_tools import visible
 
 __all__ = ["RecordError", "check", "differences", "gather", "main", "record", "seed_everything"]
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checking = commands.add_parser("check", help="say what differs from a record")
     checking.add_argument("file", nargs="?", default="repro.json")
     chosen = parser.parse_args(arguments)
-    own_packages.show(os.environ)
+    visible.show()
     try:
         if chosen.command == "record":
             record(chosen.file, data=chosen.data, seed=chosen.seed)

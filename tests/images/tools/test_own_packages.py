@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpucampus_tools import own_packages
+from gpucampus_tools.visible import VARIABLE
 
 IMAGES = Path(__file__).resolve().parents[3] / "images"
 VENV = IMAGES / "tools/venv"
@@ -22,8 +24,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     (made / SITE_PACKAGES / "shadowed.py").write_text("whose = 'the image'\n")
     (made / SITE_PACKAGES / "known-1.2+cpu.dist-info").mkdir()
-    line = (VENV / "lib/python3.11/site-packages/zz_gpucampus.pth").read_text()
-    (made / SITE_PACKAGES / "zz_gpucampus.pth").write_text(line.replace("lib/python3.11/site-packages", SITE_PACKAGES))
+    shutil.copytree(IMAGES / "tools/gpucampus_tools", made / SITE_PACKAGES / "gpucampus_tools")
+    shutil.copy(VENV / "lib/python3.11/site-packages/zz_gpucampus.pth", made / SITE_PACKAGES)
     return made
 
 
@@ -41,7 +43,7 @@ def own(tmp_path: Path, image: Path) -> Path:
 
 def said(python: Path, program: str, *options: str, own: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {own_packages.VARIABLE: str(own)} if own else {}
+    environment |= {VARIABLE: str(own)} if own else {}
     command = [str(python), *options, "-c", program]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
 
@@ -51,6 +53,17 @@ FOUND = "import importlib.util; print(importlib.util.find_spec('mine') is not No
 
 def test_kernels_find_own_packages(image: Path, own: Path):
     assert said(image / "bin/python", FOUND, own=own) == "True"
+
+
+def test_the_first_package_needs_no_restart(image: Path, tmp_path: Path):
+    file = tmp_path / "none/yet" / SITE_PACKAGES / "late.py"
+    program = f"open({str(file)!r}, 'w').close(); import late; print(late.__file__)"
+    assert said(image / "bin/python", program, own=tmp_path / "none/yet") == str(file)
+
+
+def test_a_home_that_cannot_be_written_keeps_no_kernel_from_starting(image: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert said(image / "bin/python", "print(1)", own=tmp_path / "file/below") == "1"
 
 
 @pytest.mark.parametrize("option", ["-I", "-s"])
@@ -104,7 +117,7 @@ def test_each_variant_has_a_folder_of_its_own(tmp_path: Path):
     described.write_text(json.dumps({"variant": "cu126"}))
     home = {"HOME": "/home/anna"}
     assert own_packages.folder(home, described) == Path("/home/anna/.local/share/gpucampus/cu126")
-    assert own_packages.folder(home | {own_packages.VARIABLE: "/x"}, described) == Path("/x")
+    assert own_packages.folder(home | {VARIABLE: "/x"}, described) == Path("/x")
 
 
 def run(script: str, environment: dict[str, str]) -> str:
@@ -113,8 +126,8 @@ def run(script: str, environment: dict[str, str]) -> str:
 
 def test_kernel_terminal_and_pip_mean_the_same_folder(tmp_path: Path):
     kernel = json.loads((VENV / "share/jupyter/kernels/python3/kernel.json").read_text())
-    place = kernel["env"][own_packages.VARIABLE].replace("${HOME}", "/h").replace("${GPUCAMPUS_VARIANT}", "cpu")
-    shell = f". {IMAGES}/tools/etc/profile.d/gpucampus.sh; echo ${own_packages.VARIABLE}; echo $PATH"
+    place = kernel["env"][VARIABLE].replace("${HOME}", "/h").replace("${GPUCAMPUS_VARIANT}", "cpu")
+    shell = f". {IMAGES}/tools/etc/profile.d/gpucampus.sh; echo ${VARIABLE}; echo $PATH"
     environment = {"HOME": "/h", "GPUCAMPUS_VARIANT": "cpu", "PATH": "/opt/venv/bin:/bin"}
     terminal = run(f"{shell}; {shell}", environment)
     (tmp_path / "variant.json").write_text('{"variant": "cpu"}')
