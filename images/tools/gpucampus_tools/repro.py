@@ -27,7 +27,7 @@ __all__ = ["RecordError", "check", "differences", "gather", "main", "record", "s
 
 _FORM = 1
 _DESCRIPTION = Path("/etc/gpucampus/variant.json")
-_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "PYTHONHASHSEED")
+_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 _PROGRAM_ONLY = ("seed", "flags")  # a command line starts a program of its own, which has no seed
 _QUERY = "--query-gpu=name,driver_version,memory.total"
 _seed: int | None = None
@@ -181,6 +181,7 @@ def _flags() -> dict[str, Any] | None:
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
         "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),  # seed_everything may have set it
         "float32 matmul precision": torch.get_float32_matmul_precision(),
     }
 
