@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .PHONY: help run stop clean install images test test-cdi test-newcomer test-core test-packages reliability bench lint format lock
 
 BIN := .venv/bin
-SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base
+SHELL_FILES := deploy/run deploy/lock .ci/run images/base/setup-base images/tools/etc/profile.d/gpucampus.sh
 MARKED := docker or hub or browser or images or gcc or reliability or newcomer
 
 help: ## List the targets
