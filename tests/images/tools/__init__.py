@@ -1,0 +1,1 @@
+"""Tests of images/tools: the programs that are put into every image."""
