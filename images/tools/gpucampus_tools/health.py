@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gpucampus_tools import nvml, variant
 
-__all__ = ["GPUS", "MARK", "STATUS", "Finding", "check", "main"]
+__all__ = ["GPUS", "MARK", "STATUS", "Finding", "check", "look_within", "main"]
 
 STATUS = 90  # none of the shell's, of the engine's or of sysexits.h
 MARK = "gpucampus-health: "
@@ -72,7 +72,7 @@ def check(
     if finding := _versions(said):
         return finding
     # a CPU variant has no use for GPUs, whatever is there
-    return _driver(said, leased, ask or _look_within, dev) if said.min_driver else None
+    return _driver(said, leased, ask or look_within, dev) if said.min_driver else None
 
 
 def _driver(
@@ -122,7 +122,7 @@ def _gpus(leased: Sequence[str], seen: nvml.Seen) -> Finding | None:
     return None
 
 
-def _look_within(limit_s: float = LIMIT_S, look: Callable[[], nvml.Seen | None] = nvml.look) -> nvml.Seen | None:
+def look_within(limit_s: float = LIMIT_S, look: Callable[[], nvml.Seen | None] = nvml.look) -> nvml.Seen | None:
     """Ask in a process of its own: a driver in trouble holds whoever asks it, and cannot be killed there."""
     ours, theirs = os.pipe()
     child = os.fork()

@@ -109,17 +109,17 @@ def test_an_image_that_says_nothing_of_itself_is_found(tmp_path) -> None:
 def test_a_driver_that_never_answers_is_given_up() -> None:
     reading, _writing = os.pipe()  # never written to
     with pytest.raises(nvml.DriverError, match=r"within 0\.2 s"):
-        health._look_within(0.2, lambda: nvml.Seen(driver=str(os.read(reading, 1)), uuids=()))
+        health.look_within(0.2, lambda: nvml.Seen(driver=str(os.read(reading, 1)), uuids=()))
 
 
 def test_a_library_that_ends_its_process_is_said() -> None:
     with pytest.raises(nvml.DriverError, match="ended the process"):
-        health._look_within(5, lambda: os._exit(1))
+        health.look_within(5, lambda: os._exit(1))
 
 
 def test_what_the_other_process_saw_comes_back_whole() -> None:
-    assert health._look_within(5, seen(ONE, TWO)) == seen(ONE, TWO)()
-    assert health._look_within(5, lambda: None) is None
+    assert health.look_within(5, seen(ONE, TWO)) == seen(ONE, TWO)()
+    assert health.look_within(5, lambda: None) is None
 
 
 def run(*command: str, file: Path, **environment: str) -> subprocess.CompletedProcess[str]:
