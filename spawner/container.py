@@ -108,7 +108,8 @@ def host_config(
         "oom_score_adj": OOM_SCORE,
         "read_only": True,
         "tmpfs": {
-            "/tmp": f"size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
+            # exec: torch.compile loads there what it has compiled; a home could run programs anyway
+            "/tmp": f"exec,size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
             "/run": f"size={_RUN_BYTES},nr_inodes=10000,{tmpfs_options}",
         },
         "ulimits": _ulimits(limits, with_gpus=with_gpus),

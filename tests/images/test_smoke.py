@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.rig.tools_inside import options, write_variant
+from spawner.container import host_config
+from spawner.core.model import Person
+from spawner.injection import Injected
+from tests.core.strategies import claim
+from tests.rig.tools_inside import PERSON, options, write_variant
 
 pytestmark = pytest.mark.images
 
@@ -18,7 +22,7 @@ def image(engine: Any) -> str:
     return str(engine.build_variant("cpu"))
 
 
-def tested(engine: Any, image: str, variant: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def smoke_of(engine: Any, image: str, variant: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run the smoke test without a network; its status, its JSON and its table."""
     more = {"shm_size": "256m", "mem_limit": "3g"}
     with engine.container(image, ["gpucampus-smoke", "--json", "-", *arguments], **options(variant, **more)) as made:
@@ -31,12 +35,11 @@ def tested(engine: Any, image: str, variant: Path, *arguments: str) -> tuple[int
 def test_the_cpu_variant_passes_every_step_without_a_gpu_and_without_a_network(
     engine: Any, image: str, tmp_path: Path
 ) -> None:
-    status, found, table = tested(engine, image, write_variant(tmp_path))
+    status, found, table = smoke_of(engine, image, write_variant(tmp_path))
     print(table)
     steps = {step["name"]: step for step in found["steps"]}
-    compiler = "none of the compilers" not in steps["compile"]["detail"]  # an image from before it had one
-    assert {name for name, step in steps.items() if step["status"] != "ok"} == (set() if compiler else {"compile"})
-    assert status == found["code"] == (0 if compiler else 2)
+    assert {name: step["detail"] for name, step in steps.items() if step["status"] != "ok"} == {}
+    assert status == found["code"] == 0
     assert steps["distributed"]["detail"] == "gloo, 2 rank(s): ddp ok, fsdp1 ok, fsdp2 ok"
 
 
@@ -51,7 +54,17 @@ def test_the_cpu_variant_passes_every_step_without_a_gpu_and_without_a_network(
 def test_a_cpu_build_where_cuda_should_be_is_a_fault_of_the_image(
     engine: Any, image: str, tmp_path: Path, said: dict[str, Any], arguments: tuple[str, ...]
 ) -> None:
-    status, found, _ = tested(engine, image, write_variant(tmp_path, **said), *arguments)
+    status, found, _ = smoke_of(engine, image, write_variant(tmp_path, **said), *arguments)
     assert status == 2
     assert "CPU build" in found["verdict"]
     assert [step["name"] for step in found["steps"]] == ["import"], "decided before anything is computed"
+
+
+def test_what_is_compiled_in_a_servers_tmp_can_be_loaded(engine: Any, probe_image: str) -> None:
+    """As torch.compile does there; Docker's own choice for such a file system is noexec."""
+    person = Person(sub="s", uid=200_000, hub_name="ann", home="200000")
+    parts = host_config(claim().limits, person, home="/", identity=("/", "/"), injected=Injected(), with_gpus=False)
+    program = "import ctypes, glob, shutil; shutil.copy(glob.glob('/lib/*/libm.so.6')[0], '/tmp/made.so'); "
+    command = ["python3", "-c", program + "ctypes.CDLL('/tmp/made.so'); print('loaded')"]
+    options = {"tmpfs": parts["tmpfs"], "read_only": True, "user": PERSON}
+    assert engine.output_of(probe_image, command, **options) == "loaded\n"
