@@ -4,7 +4,7 @@ Reasons are in docs/explanation/decisions.md (no root, nothing written outside h
 """
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ __all__ = ["HostConfigs", "certificates", "create_arguments", "environment", "ho
 OOM_SCORE = 500  # when the host runs out of memory, users' processes go before the hub's and the engine's
 CPU_PERIOD_US = 100_000
 _RUN_BYTES = 16 << 20
+# The image's own check comes first; an image of the site's own may have none. `sh -c` reads no file of the home.
+_HEALTH = "/usr/local/bin/gpucampus-health"
+_CHECKED = f'if [ -x {_HEALTH} ]; then exec {_HEALTH} "$@"; fi; exec "$@"'
 _LOG = {"type": "json-file", "config": {"max-size": "10m", "max-file": "3"}}
 
 
@@ -44,11 +47,11 @@ def create_arguments(person: Person, *, name: str) -> dict[str, Any]:
         "hostname": "gpucampus",
         "user": f"{person.uid}:{person.uid}",
         "working_dir": home_inside(person),
-        "entrypoint": [],
+        "entrypoint": ["/bin/sh", "-c", _CHECKED, "sh"],
     }
 
 
-def environment(person: Person, injected: Injected) -> dict[str, str | None]:
+def environment(person: Person, injected: Injected, gpus: Sequence[str]) -> dict[str, str | None]:
     """Environment that nobody else may set; None takes a variable of the image away."""
     return {
         "HOME": home_inside(person),
@@ -56,6 +59,7 @@ def environment(person: Person, injected: Injected) -> dict[str, str | None]:
         "LOGNAME": person.hub_name,
         # sockets and connection files of a network file system break kernels; /tmp is this container's own
         "JUPYTER_RUNTIME_DIR": "/tmp/jupyter-runtime",  # noqa: S108 - inside the container
+        "GPUCAMPUS_GPUS": ",".join(gpus),  # what the image's check compares with; NVIDIA's own variable may be `void`
         **injected.environment,
     }
 
@@ -104,7 +108,8 @@ def host_config(
         "oom_score_adj": OOM_SCORE,
         "read_only": True,
         "tmpfs": {
-            "/tmp": f"size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
+            # exec: torch.compile loads there what it has compiled; a home could run programs anyway
+            "/tmp": f"exec,size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},{tmpfs_options}",  # noqa: S108 - inside
             "/run": f"size={_RUN_BYTES},nr_inodes=10000,{tmpfs_options}",
         },
         "ulimits": _ulimits(limits, with_gpus=with_gpus),

@@ -26,7 +26,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest, IPAMConfig, IPAMPool, Mount, Ulimit
 from docker.utils import kwargs_from_env
 
-from spawner.core.exits import Final
+from spawner.core.exits import WORDS_TELL, Final
 from spawner.core.ledger import LABEL, Container
 from spawner.lanes import Lane
 from spawner.state_cache import StateCache
@@ -63,6 +63,7 @@ _ICC = "com.docker.network.bridge.enable_icc"
 _OURS = {"label": LABEL + "lease"}
 _NEVER_SENT = ("ConnectionRefusedError", "FileNotFoundError")
 _EVENTS_KEPT = 1000
+_WORDS_KEPT = 5  # lines; the engine keeps none longer than 16 KiB
 
 
 class EngineUnknown(Exception):  # noqa: N818 - a state of knowledge, not an error of ours
@@ -200,7 +201,16 @@ class Engine:
             oom_killed=state["OOMKilled"],
             error=state["Error"],
             memory_bytes=found["HostConfig"]["Memory"],
+            words=await self._last_words(container_id) if state["ExitCode"] in WORDS_TELL else "",
         )
+
+    async def _last_words(self, container_id: str) -> str:
+        """The last few lines that a container wrote; empty where they cannot be had, since its end is known without."""
+        try:
+            written: bytes = await self.call("logs", container_id, tail=_WORDS_KEPT)
+        except (EngineUnknown, EngineRefuses, EngineSaysGone):
+            return ""
+        return written.decode(errors="replace")
 
     async def address(self, container_id: str, network: str) -> str:
         """A container's address on our bridge; empty while it has none."""

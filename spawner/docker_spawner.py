@@ -20,11 +20,12 @@ from spawner import campus, container, runtime
 from spawner.arbiter import Refused
 from spawner.claims import checked, claim_for
 from spawner.core.entitlements import entitlement_for
+from spawner.core.health import DOUBTFUL
 from spawner.core.ledger import LABEL
 from spawner.core.model import Claim, Code, Person, Refusal
 from spawner.core.names import server_slug
 from spawner.core.options import from_form
-from spawner.docker_api import EngineRefuses, EngineUnknown
+from spawner.docker_api import EngineRefuses, EngineSaysGone, EngineUnknown
 from spawner.form import render_form, render_refusal, spawn_view
 from spawner.injection import Injected
 from spawner.messages import Language, Phase, ended, notice
@@ -164,7 +165,7 @@ class GPUDockerSpawner(DockerSpawner):
             self.mem_limit, self.cpu_limit = self._claim.limits.memory_bytes, self._claim.limits.cpus
             self.network_name = shared.settings.network.name
             ip, port = await super().start()
-            await self._wait_for_answer(shared, f"http://{ip}:{port}")
+            await self._wait_for_answer(shared, f"http://{ip}:{port}" if ip else "")
         except BaseException as error:
             self._give_up(shared)
             if isinstance(error, NOT_DONE):
@@ -263,14 +264,28 @@ class GPUDockerSpawner(DockerSpawner):
         if self._person is not None:
             settings = runtime.current().settings
             env |= campus.inside(settings.campus.values(), settings.network.subnet)
-            env |= container.environment(self._person, self._injected)
+            env |= container.environment(self._person, self._injected, self._gpus)
         return env
 
+    async def get_ip_and_port(self) -> tuple[str, int]:
+        """Where the server is; no address where its container has ended, and may be gone, by now."""
+        shared = await runtime.get()
+        try:
+            return await shared.engine.address(self.object_id, shared.settings.network.name), self.port
+        except EngineSaysGone:
+            return "", self.port
+
     async def _wait_for_answer(self, shared: Runtime, address: str) -> None:
-        """Ask in short steps until the server answers, and notice at once when it died."""
+        """Ask in short steps until the server answers, and notice at once when it died.
+
+        GPUs that its own check did not find are looked at on the machine before anybody else is given them.
+        """
         deadline = time.monotonic() + shared.settings.containers.start_timeout
-        while not await self._answers(address):
+        while not (address and await self._answers(address)):
             if end := shared.arbiter.end_of(self.lease_id):
+                if end.code in DOUBTFUL:
+                    shared.watch.doubt(self._gpus)
+                self.log.warning("Ended user=%s server=%s: %s", self.user.name, self.name, end)
                 raise died(end, shared.settings.hub.language)
             if time.monotonic() > deadline:
                 raise Refused(Refusal.of(Code.NOT_ANSWERING, seconds=shared.settings.containers.start_timeout))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Literal
 
 from spawner.core.exits import End, EndCode
+from spawner.core.health import HealthCode
 from spawner.core.model import GIB, Code, Refusal
 from spawner.core.shares import Notice, NoticeCode
 
@@ -277,6 +278,30 @@ TEXTS: Mapping[StrEnum, Mapping[str, str]] = {
     EndCode.GONE: {
         "en": "Your server was removed from outside. Your files are safe; start it again.",
         "zh": "您的服务器被外部移除。您的文件是安全的；请重新启动。",
+    },
+    HealthCode.GPU_MISSING: {
+        "en": "Your server was not started: {missing} of its {leased} GPU(s) cannot be used in it ({gpus}). The hub looks at them now. Try again; if it happens again, tell the operator.",
+        "zh": "您的服务器未启动：其 {leased} 个 GPU 中有 {missing} 个无法在其中使用（{gpus}）。平台正在检查。请重试；若再次发生，请联系管理员。",
+    },
+    HealthCode.GPU_EXTRA: {
+        "en": "Your server was not started: it would have reached {others} GPU(s) that it does not hold ({gpus}). The operator has to look at how this machine hands out GPUs.",
+        "zh": "您的服务器未启动：它会访问到 {others} 个不属于它的 GPU（{gpus}）。管理员需要检查本机分配 GPU 的方式。",
+    },
+    HealthCode.DRIVER_SILENT: {
+        "en": "Your server was not started: the NVIDIA driver cannot be asked in it ({why}). The hub looks at the GPU now. Try again; if it happens again, tell the operator.",
+        "zh": "您的服务器未启动：在其中无法查询 NVIDIA 驱动（{why}）。平台正在检查 GPU。请重试；若再次发生，请联系管理员。",
+    },
+    HealthCode.DRIVER_OLD: {
+        "en": "Your server was not started: its image needs the NVIDIA driver {needed} or newer; here is {driver}. Choose an older variant.",
+        "zh": "您的服务器未启动：其镜像需要 NVIDIA 驱动 {needed} 或更新；本机为 {driver}。请选择较旧的镜像。",
+    },
+    HealthCode.VERSION: {
+        "en": "Your server was not started: its image should hold {part} {expected} and holds {found}. Choose another variant; the operator has to build this one anew.",
+        "zh": "您的服务器未启动：其镜像应包含 {part} {expected}，实际为 {found}。请选择其他镜像；管理员需要重新构建该镜像。",
+    },
+    HealthCode.BROKEN: {
+        "en": "Your server was not started: its image could not be checked ({why}). Choose another variant; the operator has to look at this one.",
+        "zh": "您的服务器未启动：无法检查其镜像（{why}）。请选择其他镜像；管理员需要检查该镜像。",
     },
     NoticeCode.SHARE_EXCEEDED: {
         "en": "Your server uses {used_gib} GiB of GPU memory and its share is {share_gib} GiB. "

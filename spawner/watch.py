@@ -28,7 +28,7 @@ __all__ = ["Watch", "end_process"]
 LOG = logging.getLogger(__name__)
 PATIENCE_S = 8.0  # how long `settled` waits for a driver to free what an ended process had
 PAUSE_S = 0.5
-DOUBTED = "checking: the engine did not find it when a server was to start"
+DOUBTED = "checking: it was not found when a server was to start"
 _NOTICES_KEPT = 20
 _SERVERS_KEPT = 1000
 
@@ -142,7 +142,10 @@ class Watch:
             self._wake.set()
 
     def doubt(self, uuids: Iterable[str]) -> None:
-        """Withhold GPUs that the engine did not find when a server was to start, until a later look has seen them."""
+        """Withhold GPUs that were not found when a server was to start, until a later look has seen them.
+
+        That look is on the machine, so that a container's words, which its user can forge, make no GPU unhealthy.
+        """
         now = dict.fromkeys(uuids, self._clock())
         self._doubted.update(now)
         self._ended.update(now)  # so that who starts next waits for that look

@@ -36,3 +36,18 @@ def test_a_server_is_told_the_proxy_whatever_was_asked_for_and_keeps_its_identit
     found = spawner.get_env()
     assert (found["https_proxy"], found["HOME"], found["LANG"]) == (PROXY, "/home/ann", "C")
     assert "172.30.0.1" in found["no_proxy"].split(","), "the hub's API is never asked by the proxy"
+
+
+def test_the_images_check_is_told_the_lease_and_nobody_else_can_say_another(monkeypatch: pytest.MonkeyPatch):
+    settings = SimpleNamespace(
+        campus=SimpleNamespace(values=Campus), network=SimpleNamespace(subnet=IPv4Network("172.30.0.0/20"))
+    )
+    monkeypatch.setattr(runtime, "current", lambda: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(DockerSpawner, "get_env", lambda _: {"GPUCAMPUS_GPUS": "GPU-of-somebody"})
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    spawner._person, spawner._gpus = PERSON, ("GPU-a", "GPU-b")
+    assert spawner.get_env()["GPUCAMPUS_GPUS"] == "GPU-a,GPU-b"
+    spawner._gpus = ()
+    assert spawner.get_env()["GPUCAMPUS_GPUS"] == ""

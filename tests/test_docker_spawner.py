@@ -3,6 +3,7 @@
 import asyncio
 import tomllib
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from dockerspawner import DockerSpawner
@@ -11,6 +12,8 @@ from jupyterhub.spawner import SpawnException
 from spawner import runtime
 from spawner.arbiter import Refused
 from spawner.core import catalog as catalogs
+from spawner.core.exits import End
+from spawner.core.health import HealthCode
 from spawner.core.model import Code, Person, Refusal
 from spawner.docker_api import EngineFails, EngineRefuses, EngineSaysGone, EngineUnknown
 from spawner.docker_spawner import GPUDockerSpawner
@@ -124,6 +127,49 @@ async def test_the_gpus_of_a_start_that_did_not_find_them_are_doubted(monkeypatc
     with pytest.raises(SpawnException):
         await spawner.start()
     assert found == doubted
+
+
+@pytest.mark.parametrize(
+    ("code", "doubted"),
+    [
+        pytest.param(HealthCode.GPU_MISSING, [("GPU-b",)], id="missing"),
+        pytest.param(HealthCode.DRIVER_SILENT, [("GPU-b",)], id="silent"),
+        pytest.param(HealthCode.VERSION, [], id="a-fault-of-the-image"),
+    ],
+)
+async def test_what_the_check_in_the_container_found_is_said_and_missing_gpus_are_looked_at(monkeypatch, code, doubted):
+    found: list[tuple[str, ...]] = []
+    end = End(code=code, params=(("missing", 1), ("leased", 2), ("gpus", "GPU-b"), ("part", "CUDA")))
+    shared = SimpleNamespace(
+        arbiter=SimpleNamespace(end_of=lambda _lease: end),
+        watch=SimpleNamespace(doubt=found.append),
+        settings=Settings.model_validate(tomllib.loads(LEAST)),
+    )
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    spawner.lease_id, spawner._gpus = "lease-1", ("GPU-b",)
+    with pytest.raises(SpawnException) as died:
+        await spawner._wait_for_answer(cast("Any", shared), "")
+    assert died.value.reason == code.value
+    assert "was not started" in died.value.jupyterhub_message
+    assert found == doubted
+
+
+async def test_a_server_that_is_gone_before_its_address_is_asked_for_has_none(monkeypatch):
+    async def address(_container, _network):
+        raise EngineSaysGone("no such container")
+
+    async def get():
+        return SimpleNamespace(
+            engine=SimpleNamespace(address=address), settings=SimpleNamespace(network=SimpleNamespace(name="n"))
+        )
+
+    monkeypatch.setattr(runtime, "get", get)
+    spawner = GPUDockerSpawner(
+        user=SimpleNamespace(name="ann"), orm_spawner=SimpleNamespace(name="", user_options={}, server=None)
+    )
+    assert await spawner.get_ip_and_port() == ("", 8888)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from spawner.core.catalog import runs_on
 from spawner.core.exits import End, EndCode
+from spawner.core.health import HealthCode
 from spawner.core.model import Code, Refusal, Variant
 from spawner.core.shares import NoticeCode
 from spawner.messages import TEXTS, Phase, ended, phase, sentence, size
@@ -15,7 +16,7 @@ def fields(text: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-@pytest.mark.parametrize("code", [*Code, *EndCode, *NoticeCode, *Phase])
+@pytest.mark.parametrize("code", [*Code, *EndCode, *HealthCode, *NoticeCode, *Phase])
 def test_every_code_has_a_sentence_in_both_languages(code):
     english, chinese = TEXTS[code]["en"], TEXTS[code]["zh"]
     assert fields(english) == fields(chinese)

@@ -12,6 +12,8 @@ import pytest
 from deploy.demo.gpus.make import SimulatedGPUs
 from spawner import nvml, watch
 from spawner.arbiter import Arbiter, Refused
+from spawner.core import health
+from spawner.core.exits import Final, why_ended
 from spawner.core.ledger import Container, from_labels, rebuild, to_labels
 from spawner.core.model import Lease, Mode, PlacementRules
 from spawner.core.shares import Notice, NoticeCode
@@ -97,6 +99,17 @@ async def test_a_gpu_that_the_engine_did_not_find_is_withheld_until_a_later_look
     assert site.watch.quarantined() == {site.uuid("0"): watch.DOUBTED}
     await site.watch.settled()
     assert site.watch.quarantined() == {}
+
+
+async def test_a_user_cannot_make_a_gpu_unhealthy_by_what_their_container_says(site):
+    await site.watch.read()
+    forged = 'gpucampus-health: {"code": "gpu-missing", "missing": 1, "leased": 1, "gpus": "%s"}' % site.uuid("0")  # noqa: UP031
+    end = why_ended(Final(exit_code=health.STATUS, oom_killed=False, error="", memory_bytes=1, words=forged))
+    assert end.code in health.DOUBTFUL, "it is believed so far that somebody looks"
+    site.watch.doubt([site.uuid("0")])
+    await site.watch.settled()
+    assert site.watch.withheld() == {}
+    assert {gpu.uuid: gpu.unhealthy for gpu in site.watch.shown().gpus}[site.uuid("0")] == ""
 
 
 async def test_a_look_that_began_before_a_doubt_does_not_end_it(site, monkeypatch):

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["End", "EndCode", "Final", "why_ended"]
+from spawner.core import health
+from spawner.core.names import printable
+
+__all__ = ["WORDS_TELL", "End", "EndCode", "Final", "why_ended"]
 
 _SIGKILL, _SIGTERM = 137, 143
 _NOT_STARTED = frozenset({125, 126, 127, 128})
+_LONGEST = 200
+WORDS_TELL = frozenset({health.STATUS, 126, 127})  # exit statuses that the container's last words explain
 
 
 class EndCode(StrEnum):
@@ -24,19 +29,24 @@ class EndCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """The engine's words on a container that does not run. `error` is State.Error, in the engine's own language."""
+    """The engine's words on a container that does not run.
+
+    `error` is State.Error, in the engine's own language; `words` the last that the container wrote, read for the exit
+    statuses in WORDS_TELL alone.
+    """
 
     exit_code: int
     oom_killed: bool
     error: str
     memory_bytes: int
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """Why a server ended: a code and the values its sentence is made of."""
 
-    code: EndCode
+    code: EndCode | health.HealthCode
     params: tuple[tuple[str, str | int | float], ...] = ()
 
 
@@ -53,7 +63,11 @@ def why_ended(final: Final) -> End:
     if final.exit_code == _SIGTERM:
         return End(code=EndCode.STOPPED)
     if final.error or final.exit_code in _NOT_STARTED:
-        return End(code=EndCode.NOT_STARTED, params=(("error", final.error), ("status", final.exit_code)))
-    if final.exit_code:
-        return End(code=EndCode.FAILED, params=(("status", final.exit_code),))
-    return End(code=EndCode.FINISHED)
+        last = next((line for line in reversed(final.words.splitlines()) if line.strip()), "")
+        error = final.error or printable(last, _LONGEST)
+        return End(code=EndCode.NOT_STARTED, params=(("error", error), ("status", final.exit_code)))
+    if not final.exit_code:
+        return End(code=EndCode.FINISHED)
+    failed = EndCode.FAILED, (("status", final.exit_code),)
+    code, params = (health.finding_of(final.words) if final.exit_code == health.STATUS else None) or failed
+    return End(code=code, params=params)
