@@ -23,9 +23,9 @@ install: ## Put the hub on this machine as systemd services behind nginx; docs/h
 	@deploy/run packages
 	@$(BIN)/python -m deploy.install
 
-images: ## Build the variants of images/catalog.toml that are not current; VARIANT=cu126 names one
+images: ## Build the variants of images/catalog.toml that are not current; VARIANT=cu126 names one, MIRROR=tuna where its pip fetches from
 	@deploy/run packages
-	@$(BIN)/python -m deploy.build_images $(VARIANT)
+	@GPUCAMPUS_IMAGE_MIRROR=$(MIRROR) $(BIN)/python -m deploy.build_images $(VARIANT)
 
 test: test-core ## Run all tests; those of engine, hub and browser start a private Docker Engine (root)
 	@deploy/run test-tools

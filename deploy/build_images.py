@@ -17,7 +17,7 @@ from pathlib import Path
 
 import docker
 
-from deploy import buildkit, debian_base, outside, wheels
+from deploy import buildkit, debian_base, image_records, outside, wheels
 from deploy.buildkit import BuildError
 from deploy.image_recipe import (
     IMAGES,
@@ -66,8 +66,9 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
     cache = cache or cache_folder()
     client = connect(docker_host)
     base = build_base(client, listed.base, cache, docker_host)
-    inputs = hashed(recipe_files(variant), base, variant)
+    inputs = _inputs(variant, base)
     if made := _current(client, chosen.image, inputs):
+        image_records.record(variant, made, inputs)
         return made
     wheels.fetch(lock_of(variant), cache / "wheels")
     before = buildkit.cached(client)
@@ -79,14 +80,16 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
             context,
             RECIPE / "Dockerfile",
             chosen.image,
-            arguments={"BASE_IMAGE": f"{listed.base.image}:{listed.base.suite}"},
+            arguments={"BASE_IMAGE": f"{listed.base.image}:{listed.base.suite}", "MIRROR": _mirror()},
             labels=_labels(variant, inputs),
             network="none",
             docker_host=docker_host,
         )
     buildkit.forget_sources(client, before)
     _remove_leftovers(client)
-    return str(client.images.get(chosen.image).id)
+    made = str(client.images.get(chosen.image).id)
+    image_records.record(variant, made, inputs)
+    return made
 
 
 def exists(reference: str) -> bool:
@@ -115,7 +118,7 @@ def current(client: docker.DockerClient, variant: str) -> bool:
     base = _current(client, f"{listed.base.image}:{listed.base.suite}", _base_inputs(listed.base))
     if chosen is None or base is None:
         return False
-    return _current(client, chosen.image, hashed(recipe_files(variant), base, variant)) is not None
+    return _current(client, chosen.image, _inputs(variant, base)) is not None
 
 
 def build_base(client: docker.DockerClient, base: catalog.Base, cache: Path, docker_host: str | None = None) -> str:
@@ -153,6 +156,15 @@ def connect(docker_host: str | None = None) -> docker.DockerClient:
 
 def _labels(variant: str, inputs: str) -> dict[str, str]:
     return {"gpucampus.project": PROJECT, "gpucampus.variant": variant, "gpucampus.inputs": inputs}
+
+
+def _mirror() -> str:
+    """The mirror that people's pip and apt use inside, by a name that the image's `use-mirror` knows."""
+    return os.environ.get("GPUCAMPUS_IMAGE_MIRROR") or "official"
+
+
+def _inputs(variant: str, base: str) -> str:
+    return hashed(recipe_files(variant), base, variant, _mirror())
 
 
 def _base_inputs(base: catalog.Base) -> str:

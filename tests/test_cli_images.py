@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from deploy import images
 from spawner import cli
+from spawner.cli.images import images_app
 from spawner.settings import ROOT
 
 
@@ -61,7 +62,7 @@ def test_a_program_that_gives_no_answer_is_a_finding(asked):
 
 def test_every_command_of_the_program_has_its_door_and_no_other():
     shown = run("--help").stdout
-    doors = {command.name for command in cli.images.images_app.registered_commands}
+    doors = {command.name for command in images_app.registered_commands}
     assert doors == set(images.COMMANDS)
     assert all(name in shown for name in images.COMMANDS)
 

@@ -1,7 +1,7 @@
 """Put the project's own programs into an image, and what it says of itself: the last layer, run while it is built.
 
-The folder named on the command line holds `gpucampus_tools/` (a package for the environment), `bin/`, `etc/`,
-`overrides.json` (JupyterLab's defaults), and `audit/`.
+The folder named on the command line holds `gpucampus_tools/` (a package for the environment), `bin/`, `etc/`, `venv/`
+(files of the environment itself), `overrides.json` (JupyterLab's defaults), and `audit/`.
 """
 
 import json
@@ -50,6 +50,7 @@ def main() -> None:
         py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     copy(layer / "bin", Path("/usr/local/bin"), 0o755)
     copy(layer / "etc", Path("/etc"), 0o644)
+    copy(layer / "venv", Path(sys.prefix), 0o644)
     copy(layer / "audit", Path("/audit"), 0o644)
     settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
