@@ -155,3 +155,9 @@ async def still(arbiter, ended: list[str]) -> list[str]:
     """What has been ended after some of the looks."""
     await asyncio.wait(tuple(arbiter.endings.chores._tasks.values()), timeout=0.05)
     return ended
+
+
+def test_a_lease_names_the_machine_that_it_was_placed_on(arbiter):
+    held = arbiter.reserve(claim(), image="sha256:0")
+    assert held.node == node(*GPUS).name != ""
+    assert to_labels(held)["gpucampus.node"] == held.node

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,11 @@ def test_a_refusal_is_a_line_with_its_code(world):
     world.auditor().refused("ann", "train", Refusal.of(Code.GPUS_LEASED, asked=1))
     (line,) = world.lines()
     assert (line["event"], line["user"], line["server"], line["code"]) == ("refused", "ann", "train", "gpus-leased")
+    assert line["by"] == "ann"
 
 
 def test_what_the_user_of_a_share_is_told_is_a_line_too(world):
-    held = lease(1, "GPU-a", mode=Mode.SHARED)
+    held = lease(1, "GPU-a", "GPU-b", mode=Mode.SHARED)
     told = Notice(lease=held.id, code=NoticeCode.SHARE_ENDED, at=held.granted, params=(("pid", 41), ("used", 7)))
     world.auditor().noticed(held, told, "GPU-a")
     (line,) = world.lines()
@@ -119,6 +121,8 @@ def test_a_quarantine_is_a_line_and_stands_in_the_history_until_the_lease_has_en
     auditor.granted(held)
     auditor.quarantined(held.id, "stop: it hangs")
     assert [(line["event"], line.get("why")) for line in world.lines()][1:] == [("quarantined", "stop: it hangs")]
+    line = world.lines()[1]
+    assert (line["user"], line["server"], line["lease"], line["gpus"]) == (held.user, held.server, held.id, ["GPU-a"])
     (past,) = world.settle()
     assert (past.quarantine, past.ended) == ("stop: it hangs", None)
 
@@ -270,7 +274,7 @@ def test_after_a_restart_a_lease_without_a_row_is_filled_in_from_the_engine(worl
 
 def test_after_a_restart_what_the_engine_no_longer_has_is_closed_as_gone(world):
     first = world.auditor()
-    kept, lost = lease(1, "GPU-a"), lease(2, "GPU-b")
+    kept, lost = lease(1, "GPU-a"), replace(lease(2, "GPU-b"), server="train")
     first.granted(kept)
     first.granted(lost)
     world.settle()
@@ -282,7 +286,7 @@ def test_after_a_restart_what_the_engine_no_longer_has_is_closed_as_gone(world):
         "time": "",
         "event": "ended",
         "user": "bob",
-        "server": "",
+        "server": "train",
         "lease": lost.id,
         "gpus": ["GPU-b"],
         "code": "gone",

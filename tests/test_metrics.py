@@ -115,6 +115,8 @@ async def test_gpus_and_leases_are_counted_as_they_are_now(shared):  # noqa: F81
     parts = here | {"profile": split.mig[0].profile}
     assert value(shared, "gpucampus_mig_instances", **parts, state="leased") == 1
     assert value(shared, "gpucampus_mig_instances", **parts, state="free") == len(split.mig) - 1
+    for state in ("split", "shared"):  # which an instance never is
+        assert value(shared, "gpucampus_mig_instances", **parts, state=state) is None
     modes = {mode.value: value(shared, "gpucampus_leases", mode=mode.value) for mode in Mode}
     assert modes == {"exclusive": 1, "mig": 1, "shared": 0, "none": 0}, "another hub's are not ours"
     assert value(shared, "gpucampus_orphans") == 1
