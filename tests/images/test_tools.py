@@ -117,7 +117,7 @@ def test_what_pip_installs_stays_in_kernels_and_terminals_of_its_variant_alone(s
         assert "found" in run("python", "cells.py", "python3", FIND), "after a restart"
         assert run("zsh", "-c", f'python -c "{FIND}"; whence -p tiny').split() == ["found", f"{OWN}/cpu/bin/tiny"]
         assert run("python", "-c", FIND).strip() == "not there", "in the server"
-        assert run("python", "cells.py", "python3", "!pip install -qU tiny; tiny").split() == ["tiny", "2"]
+        assert "tiny 2" in run("python", "cells.py", "python3", "!pip install -qU tiny; tiny")
         assert run("pip", "list", "--local", "--format=freeze").split() == ["tiny==2.0"]
     with start("cu126") as run:
         assert "not there" in run("python", "cells.py", "python3", FIND), "in another variant"
