@@ -32,6 +32,7 @@ from deploy.image_recipe import (
 )
 from spawner.campus import CampusError
 from spawner.core import catalog
+from spawner.settings import SettingsError
 
 __all__ = ["build", "build_base", "cache_folder", "connect", "current", "exists", "fetch", "main"]
 
@@ -233,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
                 fetch([name])
             else:
                 what = build(name)
-        except (BuildError, CampusError, wheels.WheelError) as error:
+        except (BuildError, CampusError, SettingsError, wheels.WheelError) as error:
             print(error, file=sys.stderr)
             return 1
         print(f"{name}: {what} ({time.monotonic() - start:.1f} s)")
