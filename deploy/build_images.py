@@ -81,7 +81,11 @@ def build(variant: str, *, docker_host: str | None = None, cache: Path | None = 
             context,
             RECIPE / "Dockerfile",
             chosen.image,
-            arguments={"BASE_IMAGE": f"{listed.base.image}:{listed.base.suite}", "MIRROR": _mirror()},
+            arguments={
+                "BASE_IMAGE": f"{listed.base.image}:{listed.base.suite}",
+                "MIRROR": _mirror(),
+                "VARIANT": variant,
+            },
             labels=_labels(variant, inputs),
             network="none",
             docker_host=docker_host,

@@ -15,7 +15,6 @@ from tests.rig.wheel import make_wheel
 
 pytestmark = pytest.mark.images
 
-TOOLS = Path(__file__).resolve().parents[2] / "images/tools"
 PERSON = 200000
 OWN = "/home/person/.local/share/gpucampus"
 # Runs cells in a kernel that a server starts, and prints what they print.
@@ -53,16 +52,6 @@ if __name__ == "__main__":
 """
 
 
-def laid_over() -> list[str]:
-    """The tools as they are in this checkout, over those of the image."""
-    packages = "/opt/venv/lib/python3.11/site-packages/gpucampus_tools"
-    binds = [f"{TOOLS}/gpucampus_tools:{packages}:ro", f"{TOOLS.parent}/base/zshenv:/etc/zsh/zshenv:ro"]
-    for folder, place in (("bin", "/usr/local/bin"), ("etc", "/etc"), ("venv", "/opt/venv")):
-        files = [path for path in (TOOLS / folder).rglob("*") if path.is_file()]
-        binds += [f"{path}:{place}/{path.relative_to(TOOLS / folder)}:ro" for path in files]
-    return binds
-
-
 Start = Callable[..., AbstractContextManager[Callable[..., str]]]
 
 
@@ -95,9 +84,9 @@ def start(engine: Any, tmp_path: Path) -> Start:
             "tmpfs": {"/tmp": "exec"},
             "shm_size": "256m",
             "working_dir": "/home/person",
-            "environment": {"HOME": "/home/person", "GPUCAMPUS_VARIANT": variant, "PIP_NO_INDEX": "1"}
-            | {"PIP_FIND_LINKS": "/home/person/wheels"},
-            "volumes": [*laid_over(), f"{home}:/home/person"],
+            "environment": {"HOME": "/home/person", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/home/person/wheels"}
+            | ({} if variant == "cpu" else {"GPUCAMPUS_VARIANT": variant}),
+            "volumes": [f"{home}:/home/person"],
         }
         with engine.container(image, ["sleep", "infinity"], **options) as container:
             container.start()

@@ -1,5 +1,4 @@
-"""The project's own programs in a container of a built image, as a person gets it: mounted from the checkout, so that
-what is tested is what is here."""
+"""A container of a built image as a person gets it, and what the image says of itself changed where a test needs that."""
 
 import json
 from pathlib import Path
@@ -9,7 +8,6 @@ import docker
 
 __all__ = ["PERSON", "options", "read_only", "write_variant"]
 
-TOOLS = Path(__file__).resolve().parents[2] / "images/tools"
 PERSON = "200000:200000"
 
 
@@ -27,14 +25,9 @@ def read_only(source: Path | str, target: str) -> docker.types.Mount:
     return docker.types.Mount(target, str(source), type="bind", read_only=True)
 
 
-def options(variant: Path, **more: Any) -> dict[str, Any]:
+def options(variant: Path | None, **more: Any) -> dict[str, Any]:
     """Create arguments of a server's container with the programs in it; no network, a root that cannot be written."""
-    mounts = {
-        TOOLS / "bin/gpucampus-health": "/usr/local/bin/gpucampus-health",
-        TOOLS / "bin/gpucampus-smoke": "/usr/local/bin/gpucampus-smoke",
-        TOOLS / "gpucampus_tools": "/opt/venv/lib/python3.11/site-packages/gpucampus_tools",
-        variant: "/etc/gpucampus/variant.json",
-    }
+    mounts = {variant: "/etc/gpucampus/variant.json"} if variant else {}
     return {
         "user": PERSON,
         "read_only": True,
