@@ -1,4 +1,4 @@
-"""A container of a built image as a person gets it; what the image says of itself is changed where a test needs that."""
+"""A container of a built image as a person gets it, and what the image says of itself, changed where a test needs it."""
 
 import json
 from pathlib import Path
