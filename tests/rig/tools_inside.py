@@ -1,4 +1,4 @@
-"""A container of a built image as a person gets it, and what the image says of itself, changed where a test needs it."""
+"""A container of a built image as a person gets it; tests may change what the image says of itself."""
 
 import json
 from pathlib import Path
