@@ -266,5 +266,5 @@ def test_catalog_lists_the_variants(settings):
     names = [variant["name"] for variant in answer("catalog")["variants"]]
     assert "cpu" in names
     shown = run("catalog").stdout
-    assert "cpu (default)" in shown
+    assert "cu126 (default)" in shown
     assert "no GPU needed" in shown
