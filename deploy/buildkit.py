@@ -112,7 +112,7 @@ def _cached(engine: docker.DockerClient) -> dict[str, dict[str, str]]:
 
 
 def _prune(engine: docker.DockerClient, names: Collection[str]) -> int:
-    """Remove entries, those that others stand on last; the bytes that it gave."""
+    """Remove entries; one that another stands on stays until that one has gone. The bytes that it gave."""
     freed = 0
     for name in names:
         answer = engine.api.prune_builds(filters={"id": name}, all=True)  # type: ignore[arg-type] # newer than the stub

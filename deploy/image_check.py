@@ -39,18 +39,13 @@ def main() -> int:
     """Print a list of what is there."""
     try:
         client = connect()
-        found = [_look(client, variant) for variant in read_catalog().variants]
-        found = [image for image in found if image.built or image.variant not in _on_demand()]
+        looked = [(variant, _look(client, variant)) for variant in read_catalog().variants]
     except (DockerException, OSError, CatalogError) as error:
         print(f"the images are unknown: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
-    print(json.dumps([asdict(image) for image in found]))
+    # a site may do without those on demand
+    print(json.dumps([asdict(image) for variant, image in looked if image.built or not variant.on_demand]))
     return 0
-
-
-def _on_demand() -> set[str]:
-    """The variants that a site may do without."""
-    return {variant.name for variant in read_catalog().variants if variant.on_demand}
 
 
 def _look(client: docker.DockerClient, variant: Variant) -> Image:
